@@ -1,0 +1,170 @@
+"""Settings. The only file that reads the environment.
+
+========================  ==========================================================  ===============
+variable                  meaning                                                     setting
+========================  ==========================================================  ===============
+``INFERSCALE_MODEL``      Hugging Face id or local path of the chat model             ``model``
+``INFERSCALE_EMBEDDER``   Hugging Face id or local path of the embedding model        ``embedder``
+``INFERSCALE_ENGINE``     ``vllm`` or ``transformers``                                ``engine.kind``
+``INFERSCALE_HOME``       folder for facts, the handle key and converted models       ``home``
+``INFERSCALE_HANDLE_KEY`` at least 32 hex digits: signs handles instead of a key file ``handle_key``
+========================  ==========================================================  ===============
+
+What is given in code wins over the environment, the environment over the defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from inferscale_mem.errors import ConfigError
+
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs. Two equal ones share one engine in a process.
+
+    Attributes:
+        kind: "vllm", or "transformers" for machines without vLLM.
+        multiprocess: run vLLM's core in a process of its own (vLLM's default); False keeps it in this one.
+        max_model_len: tokens of prompt and answer together; None takes what the model was trained for.
+        dtype: of weights and KV; "auto" takes the checkpoint's.
+        kv_cache_bytes: paged cache; None lets the engine decide from free memory (on CPU: 1 GiB).
+        record_bytes: slab for records, per rank.
+        block_size: tokens per block of the paged cache; None takes the engine's default.
+        enforce_eager: skip compilation: starts faster, runs slower. None: eager on CPU, compiled on a GPU.
+        prefix_caching: the engine's own cache of plain prefixes.
+        connector: False serves memories as plain text only.
+        self_test: compare injected with plain answers at start.
+        max_batched_tokens: per engine step; None takes the engine's default.
+        extra: further arguments of vLLM's AsyncEngineArgs, as (name, value) pairs.
+    """
+
+    kind: Literal["vllm", "transformers"] = "vllm"
+    multiprocess: bool = True
+    max_model_len: int | None = None
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None
+    record_bytes: int = 1024 * MEGABYTE
+    block_size: int | None = None
+    enforce_eager: bool | None = None
+    prefix_caching: bool = True
+    connector: bool = True
+    self_test: bool = True
+    max_batched_tokens: int | None = None
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("vllm", "transformers"):
+            raise ConfigError(f"engine.kind={self.kind!r} is not known; use 'vllm' or 'transformers'.")
+        for name in ("max_model_len", "kv_cache_bytes", "record_bytes", "block_size", "max_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+                raise ConfigError(f"engine.{name}={value!r} must be a positive whole number.")
+
+
+@dataclass(frozen=True)
+class EncodingConfig:
+    """What facts are encoded behind, and how they are served.
+
+    Attributes:
+        policy: as ``encoding.parse_policy`` takes it, e.g. "fact_chain(8, nearest)".
+        text_tail: leave the last n facts (the most similar) to ordinary prefill with the question.
+        max_fact_tokens: longer facts are refused; None: a quarter of the model's context.
+    """
+
+    policy: str = "fact_chain(8, nearest)"
+    text_tail: int = 0
+    max_fact_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text_tail, int) or self.text_tail < 0:
+            raise ConfigError(f"encoding.text_tail={self.text_tail!r} must be a whole number, 0 or more.")
+
+
+@dataclass(frozen=True)
+class InferScaleConfig:
+    """All settings of this package.
+
+    Attributes:
+        model: Hugging Face id or local path; None takes the packaged small chat model.
+        embedder: likewise for embeddings; None takes the packaged MiniLM.
+        home: folder for facts, key and converted models.
+        handle_key: hex digits that sign handles; None uses a key file in ``home``, made once.
+        engine: how the engine runs.
+        encoding: what facts are encoded behind.
+    """
+
+    model: str | None = None
+    embedder: str | None = None
+    home: Path = Path("~/.inferscale")
+    handle_key: str | None = field(default=None, repr=False)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "home", Path(self.home).expanduser())
+        if self.handle_key is not None:
+            parse_handle_key(self.handle_key)
+
+    @classmethod
+    def from_env(cls, settings: Mapping[str, Any] | None = None) -> InferScaleConfig:
+        """Settings from a (nested) mapping, then the environment, then the defaults.
+
+        Raises:
+            ConfigError: an unknown key or a value of the wrong kind.
+        """
+        given = dict(settings or {})
+        from_env = {
+            "model": os.environ.get("INFERSCALE_MODEL"),
+            "embedder": os.environ.get("INFERSCALE_EMBEDDER"),
+            "home": os.environ.get("INFERSCALE_HOME"),
+            "handle_key": os.environ.get("INFERSCALE_HANDLE_KEY"),
+        }
+        for name, value in from_env.items():
+            if value and given.get(name) is None:
+                given[name] = value
+        engine = given.get("engine") or {}
+        if isinstance(engine, Mapping):
+            engine = dict(engine)
+            if kind := os.environ.get("INFERSCALE_ENGINE"):
+                engine.setdefault("kind", kind)
+            if isinstance(engine.get("extra"), Mapping):
+                engine["extra"] = tuple(sorted(engine["extra"].items()))
+            given["engine"] = _build(EngineConfig, engine, "engine.")
+        encoding = given.get("encoding") or {}
+        if isinstance(encoding, Mapping):
+            given["encoding"] = _build(EncodingConfig, encoding, "encoding.")
+        return _build(cls, given, "")
+
+
+def _build(kind: type[Any], settings: Mapping[str, Any], prefix: str) -> Any:
+    known = {f.name for f in dataclasses.fields(kind)}
+    unknown = sorted(str(name) for name in settings if name not in known)
+    if unknown:
+        raise ConfigError(
+            f"Unknown setting {prefix}{unknown[0]}; known are: {', '.join(prefix + name for name in sorted(known))}."
+        )
+    return kind(**{name: value for name, value in settings.items() if value is not None})
+
+
+def parse_handle_key(text: str) -> bytes:
+    """The key behind its hex digits.
+
+    Raises:
+        ConfigError: not hex, or shorter than 128 bits.
+    """
+    try:
+        key = bytes.fromhex(text.strip())
+    except ValueError as error:
+        raise ConfigError("The handle key is not hex digits; make one with: openssl rand -hex 32") from error
+    if len(key) < 16:
+        raise ConfigError("The handle key is shorter than 128 bits; make one with: openssl rand -hex 32")
+    return key

@@ -1,0 +1,137 @@
+"""What the parts expect of each other: engines below, adapters above, and nothing imported in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from inferscale_mem.types import (
+    Chunk,
+    EncodePlan,
+    EncodeReport,
+    EngineInfo,
+    EngineStatus,
+    Fact,
+    Messages,
+    PromptPlan,
+    Sampling,
+    Scope,
+)
+
+
+class ChatTokenizer(Protocol):
+    """The model's tokenizer and chat template."""
+
+    def encode(self, text: str, *, literal: bool) -> list[int]:
+        """Token ids of ``text``, nothing added. ``literal``: spellings of special tokens are ordinary characters."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special tokens left out."""
+        ...
+
+    def render(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The chat template's text for these messages, ending where the answer starts.
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses these messages.
+        """
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A model that answers prompts, keeps KV records and injects them.
+
+    Thread-safe; each pair of methods does the same, blocking and not. The async ones run on any event loop.
+    One conformance suite (``inferscale_mem.testing``) holds all implementations to this.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is and can hold."""
+        ...
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer and chat template."""
+        ...
+
+    def encode(self, plan: EncodePlan) -> EncodeReport:
+        """Prefill the plan's prompt on top of its context's records, and keep its spans as records.
+
+        A span whose record exists already is replaced. Returns when the records can be injected.
+
+        Raises:
+            InputError: spans or tokens do not fit the prompt or the model.
+            EngineClosedError: after close().
+        """
+        ...
+
+    async def aencode(self, plan: EncodePlan) -> EncodeReport:
+        """As encode."""
+        ...
+
+    def generate(self, plan: PromptPlan, sampling: Sampling) -> Iterator[Chunk]:
+        """Answer the plan's prompt, injecting the longest run of leading segments whose records are at hand.
+
+        Closing the iterator early aborts the request. The last chunk carries the report.
+
+        Raises:
+            PromptTooLongError: nothing was started.
+            EngineClosedError: after close().
+        """
+        ...
+
+    def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncIterator[Chunk]:
+        """As generate."""
+        ...
+
+    def drop(self, handles: Sequence[str]) -> None:
+        """Forget every record of these handles, wherever its bytes lie, those being encoded included."""
+        ...
+
+    async def adrop(self, handles: Sequence[str]) -> None:
+        """As drop."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """What it holds now."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; safe to call twice."""
+        ...
+
+
+class FactIndex(Protocol):
+    """The durable facts of one store, as the recorder and the chat model need them. Thread-safe."""
+
+    @property
+    def store(self) -> str:
+        """Name of the store, as it goes into handles' tags."""
+        ...
+
+    def get(self, fact_id: str) -> Fact | None:
+        """The fact at its latest revision; None if it is gone or expired."""
+        ...
+
+    def by_handle_id(self, handle_id: str) -> Fact | None:
+        """The live fact whose latest revision has this handle id."""
+        ...
+
+    def facts(self, scope: Scope | None = None) -> list[Fact]:
+        """All live facts the scope covers, oldest first; of every owner if None."""
+        ...
+
+    def nearest(self, fact: Fact, m: int) -> list[Fact]:
+        """Up to m facts of exactly the same scope, older than ``fact`` and most similar to it, most similar first."""
+        ...
+
+    def previous(self, fact: Fact, m: int) -> list[Fact]:
+        """Up to m facts of exactly the same scope, older than ``fact``, newest first."""
+        ...
+
+    def turns(self, fact: Fact, w: int) -> list[str]:
+        """Up to w dialog turns of the fact's own run, said before or when it was added, oldest first."""
+        ...
