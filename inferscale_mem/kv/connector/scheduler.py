@@ -1,0 +1,300 @@
+"""Scheduler side of the connector: reads requests' orders, decides what is injected, keeps the directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inferscale_mem import wire
+from inferscale_mem.errors import BudgetError, InputError
+from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
+from inferscale_mem.kv.directory import LAST, Directory, Match, Record, Wanted
+from inferscale_mem.types import Miss, Span
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Making:
+    """A span being encoded."""
+
+    record: Record
+    span: Span
+    covered: int = 0
+    """Tokens of the span whose capture has been scheduled."""
+
+
+@dataclass
+class Job:
+    """One request that carries an order.
+
+    Attributes:
+        order: what it asks.
+        match: what can be injected; pinned until the request is finished.
+        end: injected positions are those below.
+        local: tokens the engine found in its own prefix cache at the last look-up.
+        injected: positions below this hold injected KV (own, or cached from an equal request).
+        making: spans being encoded.
+        refused: record name -> reason.
+        error: why the order was ignored.
+    """
+
+    order: wire.Order
+    match: Match = Match()
+    end: int = 0
+    local: int = 0
+    injected: int = 0
+    making: list[Making] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+class SchedulerSide:
+    """The duties of vLLM's scheduler-side hooks, in their order of call.
+
+    Args:
+        directory: of this engine.
+        world_size: how many workers must report a record before it is published.
+        unsupported: reasons why this model's KV cannot be moved; if any, every order is answered with them.
+    """
+
+    def __init__(self, directory: Directory, world_size: int, unsupported: Sequence[str]) -> None:
+        self.directory = directory
+        self._world_size = world_size
+        self._unsupported = tuple(unsupported)
+        self._jobs: dict[str, Job] = {}
+        self._loads: list[Load] = []
+        self._reported: dict[int, int] = {}
+        self._deviations: dict[str, float] = {}
+        self._load_errors = 0
+
+    # A request arrives.
+
+    def on_new_request(self, request: Request) -> None:
+        """Read the order, pin what it will inject, reserve what it will make, and salt its blocks."""
+        if not isinstance(request.kv_transfer_params, Mapping) or wire.KEY not in request.kv_transfer_params:
+            return
+        try:
+            order = wire.parse(request.kv_transfer_params, request.num_prompt_tokens)
+            assert order is not None
+            job = Job(order, error=self._cannot(request, order))
+        except InputError as error:
+            job = Job(wire.Order("inject"), error=str(error))
+        self._jobs[request.request_id] = job
+        if job.error is not None:
+            self.directory.counters["refused"] += 1
+            return
+        if job.order.op == "drop":
+            self.directory.drop(job.order.handles)
+        elif job.order.op in ("inject", "encode", "probe"):
+            self._prepare(request, job)
+
+    def _cannot(self, request: Request, order: wire.Order) -> str | None:
+        if order.op in ("drop", "status"):
+            return None
+        if self._unsupported:
+            return "; ".join(self._unsupported)
+        if request.prompt_token_ids is None or request.mm_features:
+            return "only prompts of plain token ids can carry memories"
+        if request.lora_request is not None:
+            return "records are made by the base model and do not fit a LoRA adapter"
+        return None
+
+    def _prepare(self, request: Request, job: Job) -> None:
+        tokens = request.prompt_token_ids
+        assert tokens is not None
+        job.match = self.directory.match(_wanted(job.order, tokens), job.order.scope, job.order.store)
+        if request.skip_reading_prefix_cache:
+            reason = "the request reads no cached tokens (prompt_logprobs or skip_reading_prefix_cache)"
+            injectable = [Miss(r.handle or r.name, reason) for r in job.match.records]
+            job.match = Match((), 0, (*injectable, *job.match.missed))
+        self.directory.pin(job.match.records)
+        job.end = min(job.match.length, request.num_prompt_tokens - 1)
+        for span in job.order.spans:
+            self._reserve(job, span, tokens)
+        if job.end or job.making:
+            _salt(request, self._salt(request, job))
+        if job.order.op == "inject":
+            self.directory.counters["missed"] += len(job.match.missed)
+
+    def _reserve(self, job: Job, span: Span, tokens: Sequence[int]) -> None:
+        if span.start < job.end:
+            job.refused[span.record] = "a span lies on tokens that are injected, not computed"
+            return
+        try:
+            record = self.directory.reserve(
+                span.record, tokens[span.start : span.end], span.handle, span.scope, job.order.store
+            )
+        except BudgetError as error:
+            job.refused[span.record] = str(error)
+        else:
+            job.making.append(Making(record, span))
+
+    def _salt(self, request: Request, job: Job) -> str:
+        """Never equal for two requests whose cached blocks could differ in content.
+
+        An encode gets one of its own: its tokens must all be computed, so that they can be captured.
+        """
+        content = {
+            "owner": job.order.scope.key if job.order.scope else None,
+            "store": job.order.store,
+            "records": [[record.name, record.generation] for record in job.match.records],
+            "end": job.end,
+            "own": request.request_id if job.making else None,
+            "epoch": self._load_errors,
+            "given": request.cache_salt,
+        }
+        return "inferscale-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    # The scheduler asks, allocates, and builds a step.
+
+    def num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        """Tokens to inject beyond those the engine has; called any number of times, changes nothing else."""
+        job = self._jobs.get(request.request_id)
+        if job is None or not job.end:
+            return 0
+        job.local = num_computed_tokens
+        return max(0, job.end - num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Blocks are there: queue the load."""
+        job = self._jobs.get(request.request_id)
+        if job is None or not job.end:
+            return
+        job.injected = min(job.end, job.local + num_external_tokens)
+        if num_external_tokens == 0:
+            return
+        start, rows, position = job.end - num_external_tokens, [], 0
+        for record in job.match.records:
+            first, last = max(position, start), min(position + len(record.token_ids), job.end)
+            if first < last:
+                rows.append(Rows(record.pages, first - position, last - first, first))
+            position += len(record.token_ids)
+        self._loads.append(Load(tuple(rows), blocks.get_block_ids()))
+
+    def build_step(self, output: SchedulerOutput) -> StepMetadata:
+        """Everything the workers have to move in this step."""
+        step = StepMetadata(loads=self._loads)
+        self._loads = []
+        making = [(name, job) for name, job in self._jobs.items() if job.making and name in output.num_scheduled_tokens]
+        if not making:
+            return step
+        computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        block_state = output.kv_connector_block_state
+        assert block_state is not None
+        for name, job in making:
+            first = computed[name]
+            last = first + output.num_scheduled_tokens[name]
+            block_table = block_state.resolve_block_ids(name)
+            step.captures += [
+                capture for m in job.making if (capture := _capture(m, first, last, block_table, job.order.op == "probe"))
+            ]
+        return step
+
+    # A step is done, a request is done.
+
+    def update_output(self, report: WorkerReport | None, invalid_block_ids: Any) -> None:
+        """Publish what all workers have."""
+        if invalid_block_ids:
+            # Recomputed blocks stay cached under the old salt with content that no later request would expect.
+            self._load_errors += 1
+            logger.warning("%d blocks failed to load; their requests were recomputed", len(invalid_block_ids))
+        if report is None:
+            return
+        self._deviations.update(report.deviations)
+        for generation, count in report.done.items():
+            self._reported[generation] = self._reported.get(generation, 0) + count
+            if self._reported[generation] >= self._world_size:
+                del self._reported[generation]
+                self.directory.publish(generation)
+
+    def request_finished(self, request: Request) -> dict[str, Any] | None:
+        """Let go of what the request held, and answer it."""
+        job = self._jobs.pop(request.request_id, None)
+        if job is None:
+            return None
+        self.directory.unpin(job.match.records)
+        for making in job.making:
+            if making.covered < len(making.record.token_ids):
+                self.directory.abandon(making.record.generation)
+                job.refused[making.record.name] = "the request ended before the record was complete"
+        return {wire.KEY: {"v": wire.VERSION, "op": job.order.op, **self._answer(job)}}
+
+    def _answer(self, job: Job) -> dict[str, Any]:
+        if job.error is not None:
+            return {"error": job.error}
+        if job.order.op == "status":
+            return self._status()
+        if job.order.op == "drop":
+            return {}
+        facts, missed = _facts_injected(job)
+        self.directory.counters["tokens_injected"] += job.injected
+        if job.order.op == "inject":
+            self.directory.counters["injected"] += facts
+            return {"tokens_injected": job.injected, "facts_injected": facts, "missed": wire.missed_to_wire(missed)}
+        return {
+            "tokens_injected": job.injected,
+            "encoded": [m.record.name for m in job.making if m.record.name not in job.refused],
+            "refused": job.refused,
+            "based_on": [record.name for record in job.match.records] if job.injected else [],
+        }
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "records": self.directory.records,
+            "tokens": self.directory.tokens,
+            "bytes": self.directory.bytes,
+            "bytes_per_token": self.directory.page_bytes // self.directory.page_size,
+            "capacity": self.directory.num_pages * self.directory.page_bytes,
+            "counters": dict(self.directory.counters),
+            "unsupported": list(self._unsupported),
+            "deviations": dict(self._deviations),
+            "verifies_handles": self.directory.verify is not None,
+        }
+
+
+def _wanted(order: wire.Order, tokens: Sequence[int]) -> list[Wanted]:
+    wanted, position = [], 0
+    for segment in order.segments:
+        wanted.append(Wanted(tuple(tokens[position : position + segment.length]), segment.record, segment.handle))
+        position += segment.length
+    return wanted
+
+
+def _capture(making: Making, first: int, last: int, block_table: Any, probe: bool) -> Capture | None:
+    span = making.span
+    start, end = max(first, span.start), min(last, span.end)
+    if start >= end:
+        return None
+    making.covered = max(making.covered, end - span.start)
+    rows = Rows(making.record.pages, start - span.start, end - start, start)
+    return Capture(making.record.generation, rows, block_table, end == span.end, probe)
+
+
+def _facts_injected(job: Job) -> tuple[int, list[Miss]]:
+    """Facts whose KV came from their record, the last token of a prompt not counted; and all others, with reasons."""
+    facts, missed, position = 0, list(job.match.missed), 0
+    for record in job.match.records:
+        position += len(record.token_ids)
+        if position - job.injected <= 1:
+            facts += record.handle is not None
+        else:
+            missed.append(Miss(record.handle or record.name, LAST))
+    return facts, missed
+
+
+def _salt(request: Request, salt: str) -> None:
+    request.cache_salt = salt
+    request.block_hashes.clear()
+    request.update_block_hashes()
