@@ -1,0 +1,186 @@
+"""What a call may set: sampling, memories and scope, from the model's own fields and the call's keywords."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferscale_mem import handles
+from inferscale_mem.errors import HandleError, InputError
+from inferscale_mem.types import OWNER_FIELDS, Sampling, Scope
+
+SAMPLING_FIELDS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "n",
+    "min_tokens",
+    "ignore_eos",
+    "logprobs",
+    "top_logprobs",
+)
+CALL_OPTIONS = (*SAMPLING_FIELDS, "memories", "scope", *OWNER_FIELDS, "model", "stream")
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, math.inf),
+    "temperature": (0, math.inf),
+    "top_p": (0, 1),
+    "top_k": (-1, math.inf),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, math.inf),
+    "n": (1, math.inf),
+    "min_tokens": (0, math.inf),
+    "top_logprobs": (-1, math.inf),
+}
+_WHOLE = frozenset({"max_tokens", "top_k", "seed", "n", "min_tokens", "top_logprobs"})
+_FREE = frozenset({"stop", "ignore_eos", "logprobs"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """All a call has set, checked."""
+
+    sampling: Sampling
+    memories: tuple[str, ...]
+    scope: Scope | None
+
+
+def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], model: str) -> Options:
+    """The call's keywords over the model's own fields; None in a call means: as the model has it.
+
+    Raises:
+        InputError: a keyword nobody knows, a value out of range, or another model than the one that runs.
+        ScopeError: an owner that names nobody.
+        HandleError: ``memories`` holds something that is no handle.
+    """
+    unknown = sorted(set(call) - set(CALL_OPTIONS))
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is not an option of a call; known are: {', '.join(CALL_OPTIONS)}.")
+    if call.get("model") not in (None, model):
+        raise InputError(f"This engine runs {model!r}; open another engine to ask {call['model']!r}.")
+    return Options(
+        read_sampling({**defaults, **{name: value for name, value in call.items() if value is not None}}),
+        read_memories(call.get("memories")),
+        read_scope(call) or read_scope(defaults),
+    )
+
+
+def read_sampling(values: Mapping[str, Any]) -> Sampling:
+    """Sampling as the engine takes it; keys that have nothing to do with sampling are ignored.
+
+    Raises:
+        InputError: a value of the wrong kind or out of range.
+    """
+    given = {name: values[name] for name in SAMPLING_FIELDS if values.get(name) is not None}
+    for name, value in given.items():
+        if name not in _FREE:
+            _check(name, value)
+    wanted, top = given.pop("logprobs", None), given.pop("top_logprobs", None)
+    given["logprobs"] = read_logprobs(wanted, top)
+    given["stop"] = read_stop(given.get("stop"))
+    return Sampling(**given)
+
+
+def read_logprobs(wanted: bool | int | None, top: int | None) -> int | None:
+    """How many log-probs a token: ``logprobs=True, top_logprobs=5`` is 5, as ``logprobs=5``; 0 is the chosen one's alone.
+
+    Raises:
+        InputError: ``top_logprobs`` without ``logprobs``, or a count below -1.
+    """
+    if wanted is None or wanted is False:
+        if top is not None:
+            raise InputError("top_logprobs needs logprobs=True.")
+        return None
+    if wanted is True:
+        return top or 0
+    if not isinstance(wanted, int) or wanted < -1:
+        raise InputError(f"logprobs={wanted!r}: give True, or how many a token (-1 for the whole vocabulary).")
+    return wanted
+
+
+def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings; one may come alone.
+
+    Raises:
+        InputError: an empty stop string, or something that is no string.
+    """
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if any(not isinstance(text, str) or not text for text in found):
+        raise InputError(f"stop={stop!r}: stop strings must be strings and not empty.")
+    return found
+
+
+def read_scope(values: Mapping[str, Any]) -> Scope | None:
+    """The owner named by ``scope`` (a mapping or a Scope), or by ``user_id``, ``agent_id``, ``run_id``.
+
+    Raises:
+        ScopeError: names nobody. InputError: both ways at once, or a scope of the wrong kind.
+    """
+    scope = values.get("scope")
+    owners = {name: values[name] for name in OWNER_FIELDS if values.get(name) is not None}
+    if scope is None:
+        return Scope.of(owners) if owners else None
+    if owners:
+        raise InputError(f"Both scope= and {next(iter(owners))}= are given; give one of them.")
+    if isinstance(scope, Scope):
+        return scope
+    if not isinstance(scope, Mapping):
+        raise InputError(f"scope={scope!r} must be a mapping with user_id, agent_id or run_id.")
+    unknown = sorted(str(name) for name in scope if name not in OWNER_FIELDS)
+    if unknown:
+        raise InputError(f"scope has no {unknown[0]!r}; it takes user_id, agent_id and run_id.")
+    return Scope.of(scope)
+
+
+def read_memories(memories: Any) -> tuple[str, ...]:
+    """Handles out of a search's answer, a list of its results, or a list of handles.
+
+    Raises:
+        HandleError: something in it is no handle. InputError: not a list at all.
+    """
+    if memories is None:
+        return ()
+    if isinstance(memories, Mapping):
+        if "results" not in memories:
+            raise InputError("memories= got a mapping without 'results'; give what search() returned.")
+        memories = memories["results"]
+    if isinstance(memories, str) or not isinstance(memories, Sequence):
+        raise InputError(f"memories= takes a search's answer or a list of handles, not a {type(memories).__name__}.")
+    return tuple(_handle(item) for item in memories)
+
+
+def _handle(item: Any) -> str:
+    text = item.get("memory") if isinstance(item, Mapping) else item
+    try:
+        handles.split(text if isinstance(text, str) else "")
+    except HandleError as error:
+        raise HandleError(
+            f"memories= holds {_short(text)}, which is no handle; give what search() returns in its default format "
+            "(memory_format='text' gives text, which belongs into a message)."
+        ) from error
+    return str(text)
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _check(name: str, value: Any) -> None:
+    whole = name in _WHOLE
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
+        raise InputError(f"{name}={value!r} must be a {'whole ' if whole else ''}number.")
+    lowest, highest = _LIMITS.get(name, (-math.inf, math.inf))
+    if not lowest <= value <= highest:
+        raise InputError(f"{name}={value!r} is out of range; it must be from {lowest:g} to {highest:g}.")
