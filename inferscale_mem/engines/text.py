@@ -1,0 +1,73 @@
+"""From tokens to text as they come: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+"""What decoders put where bytes do not make a character (yet)."""
+
+
+class Detokenizer:
+    """Text of a growing list of tokens.
+
+    Args:
+        decode: text of tokens, special ones left out.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._shown_from = 0  # tokens that are decoded again, so that what a token means beside its neighbour is right
+        self._shown_to = 0
+
+    def add(self, token: int) -> str:
+        """The text this token completes; "" in the middle of a character."""
+        self._tokens.append(token)
+        return self._advance(final=False)
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: at most a broken character."""
+        return self._advance(final=True)
+
+    def _advance(self, final: bool) -> str:
+        before = self._decode(self._tokens[self._shown_from : self._shown_to])
+        after = self._decode(self._tokens[self._shown_from :])
+        if not final and (len(after) <= len(before) or after.endswith(REPLACEMENT)):
+            return ""
+        self._shown_from, self._shown_to = self._shown_to, len(self._tokens)
+        return after[len(before) :]
+
+
+class StopFilter:
+    """Holds text back while it may be the start of a stop string.
+
+    Args:
+        stops: end the text where one of them begins; none of them is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """Text that can be shown now, and whether a stop string has come."""
+        self._held += text
+        found = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if found:
+            shown, self._held = self._held[: min(found)], ""
+            return shown, True
+        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, False
+
+    def finish(self) -> str:
+        """What was held back and turned out to be ordinary text."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins ``stop``."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
