@@ -1,0 +1,99 @@
+"""From a fact's handle to a record in the engine: one at a time, no state, no threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from inferscale_mem.encoding import Policy, encode_plan
+from inferscale_mem.handles import HandleSigner, split
+from inferscale_mem.headers import HeaderRecords
+from inferscale_mem.jobs import Job, made_at, oldest_first, rebuild_order
+from inferscale_mem.ledger import rounded
+from inferscale_mem.prompt import PromptPlanner
+from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.types import Fact
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fact's encode.
+
+    Attributes:
+        refused: why the engine did not keep the record; None if it did.
+        context: handles of the facts it was encoded behind.
+        age: when the fact was made, in seconds since 1970.
+        tokens_prefilled: tokens the engine computed.
+        tokens_injected: tokens of context that came from records.
+    """
+
+    refused: str | None
+    context: frozenset[str]
+    age: float
+    tokens_prefilled: int
+    tokens_injected: int
+
+
+class FactEncoder:
+    """Encodes facts by handle.
+
+    Args:
+        engine, index, signer, planner, policy: as of the recorder.
+        headers: makes the header that facts are encoded behind.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        index: FactIndex,
+        signer: HandleSigner,
+        planner: PromptPlanner,
+        policy: Policy,
+        headers: HeaderRecords,
+    ) -> None:
+        self._engine = engine
+        self._index = index
+        self._signer = signer
+        self._planner = planner
+        self._policy = policy
+        self._headers = headers
+
+    def job(self, fact: Fact) -> Job:
+        """The job that encodes this revision of a fact."""
+        return Job(self._signer.mint(fact), fact.id, made_at(fact))
+
+    def jobs(self, facts: Iterable[Fact]) -> list[Job]:
+        """Jobs for facts, oldest first."""
+        return [self.job(fact) for fact in oldest_first(facts)]
+
+    def backlog(self, room: int | None) -> list[Job]:
+        """Jobs for all live facts, as far as ``room`` tokens go, in the order of ``rebuild_order``."""
+        facts = self._index.facts()
+        order = rebuild_order(facts, lambda fact: rounded(self._planner.fact_tokens(fact.text)), room)
+        logger.info("Encoding %d of %d facts in the background", len(order), len(facts))
+        return [self.job(fact) for fact in order]
+
+    def encode(self, job: Job) -> Outcome | None:
+        """Encode a job's fact; None if the index does not have it (any more).
+
+        Raises:
+            InputError: it can never be encoded as it is.
+            EngineClosedError: the engine is closed.
+            Exception: whatever index and engine raise.
+        """
+        fact = self._index.get(job.fact_id) if job.fact_id else self._index.by_handle_id(split(job.handle)[0])
+        if fact is None or self._signer.mint(fact) != job.handle:
+            return None
+        plan = encode_plan(self._policy, fact, job.handle, self._index, self._planner, self._signer.mint)
+        for segment in plan.segments:
+            if segment.kind == "header":
+                self._headers.ensure(segment)
+        report = self._engine.encode(plan)
+        record = self._planner.record_id(job.handle)
+        refused = None if record in report.encoded else report.refused.get(record, "the engine did not keep it")
+        # Context that was prefilled as text has been seen no less than context that was injected.
+        context = frozenset(s.handle for s in plan.segments if s.handle is not None and s.handle != job.handle)
+        return Outcome(refused, context, made_at(fact), report.tokens_prefilled, report.tokens_injected)

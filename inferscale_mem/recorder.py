@@ -1,0 +1,327 @@
+"""Keeps the engine's records in step with the facts, in the background. Facts are durable, records are cache."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from functools import partial
+
+from inferscale_mem.encoding import Policy
+from inferscale_mem.errors import EngineClosedError, InputError
+from inferscale_mem.fact_encoder import FactEncoder, Outcome
+from inferscale_mem.handles import HandleSigner
+from inferscale_mem.headers import HeaderRecords
+from inferscale_mem.jobs import Job
+from inferscale_mem.kv.directory import ABSENT, CHANGED
+from inferscale_mem.ledger import Flight, Ledger, Progress
+from inferscale_mem.prompt import PromptPlanner
+from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.types import Fact, InjectReport, PromptPlan, Segment
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+"""Seconds that close() waits for the encode in flight."""
+
+
+class Recorder:
+    """One background thread that encodes facts, one after the other, and knows which are ready.
+
+    Only ``remove``, ``ensure_header``, ``wait`` and ``close`` wait for the engine. What an app removes, it removes from
+    the index first: the index decides which facts exist, and is asked again right before each encode. Thread-safe.
+
+    Args:
+        engine: holds the records. Without a connector nothing is ever encoded, and nothing is ready.
+        index: the durable facts.
+        signer: mints their handles.
+        planner: tokenises them.
+        policy: what they are encoded behind.
+        attempts: how often a fact is tried before it waits for the next ``add``.
+        backoff_s: seconds before the second attempt after an error of the engine; doubles with each further one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        index: FactIndex,
+        signer: HandleSigner,
+        planner: PromptPlanner,
+        policy: Policy,
+        *,
+        attempts: int = 3,
+        backoff_s: float = 0.5,
+    ) -> None:
+        self._engine = engine
+        self._signer = signer
+        self._planner = planner
+        info = engine.info
+        self._connector = info.connector
+        self._room = info.record_bytes // info.bytes_per_token if info.bytes_per_token > 0 else None
+        self._headers = HeaderRecords(engine, backoff_s=backoff_s, room=self._room)
+        self._encoder = FactEncoder(engine, index, signer, planner, policy, self._headers)
+        self._state = threading.Condition()
+        self._ledger = Ledger(planner.record_id, attempts=attempts, backoff_s=backoff_s)
+        self._rebuild_wanted = False
+        self._listing = False
+        self._left = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # What there is.
+
+    def is_ready(self, record_id: str) -> bool:
+        """Whether the engine has confirmed this record and nothing is known to have happened to it since."""
+        return self._ledger.is_ready(record_id)
+
+    @property
+    def pending(self) -> int:
+        """Facts queued or being encoded; listing facts for ``rebuild`` counts as one."""
+        with self._state:
+            return self._pending()
+
+    @property
+    def progress(self) -> Progress:
+        """How far the current queue is."""
+        with self._state:
+            return self._ledger.progress
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Handles of facts (and record ids of headers) without a record -> why. The facts themselves are safe."""
+        with self._state:
+            facts = self._ledger.failures
+        return {**self._headers.failures, **facts}
+
+    def failure(self, handle: str) -> str | None:
+        """Why a fact has no record; None if it has one, is still to be encoded, or was never asked for."""
+        with self._state:
+            return self._ledger.failure(handle)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What it has done since it was made.
+
+        "encoded", "refused", "failed", "skipped" (gone from the index), "spoiled" (something it was made of was removed
+        meanwhile), "again" (dropped and queued again), "evicted", "tokens_prefilled", "tokens_injected".
+        """
+        with self._state:
+            return Counter(self._ledger.counters)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending, at most ``timeout`` seconds; True if so and nothing was left undone."""
+        with self._state:
+            return self._state.wait_for(lambda: self._pending() == 0, timeout) and self._left == 0
+
+    # What changes.
+
+    def add(self, facts: Iterable[Fact]) -> None:
+        """Encode these soon, oldest first; returns at once. After close() they wait for the next start's rebuild."""
+        if not self._connector:
+            return
+        jobs = self._encoder.jobs(facts)
+        with self._state:
+            for job in jobs:
+                self._ledger.pardon(job.handle)
+            self._want(jobs)
+
+    def remove(self, gone: Iterable[Fact | str]) -> None:
+        """Forget the records of these facts (or handles); returns when the engine has.
+
+        Whatever has seen them while it was encoded is dropped too, and queued again.
+
+        Raises:
+            EngineError: the engine failed; the facts are not ready all the same.
+        """
+        handles = list(dict.fromkeys(g if isinstance(g, str) else self._signer.mint(g) for g in gone))
+        if not handles or not self._connector:
+            return
+        with self._state:
+            doomed, again = self._ledger.withdraw(handles)
+            self._state.notify_all()
+        try:
+            self._engine.drop(doomed)
+        except (EngineClosedError, CancelledError):
+            logger.debug("The engine is closed; %d records are gone with it", len(doomed))
+        finally:
+            with self._state:
+                if not self._closed:
+                    self._ledger.dropped(doomed, again)
+                    self._wake()
+
+    def recheck(self, handles: Iterable[str]) -> None:
+        """The index did not find these: if records of theirs are still held, drop them, in the background."""
+        with self._state:
+            held = [job for handle in handles if (job := self._ledger.ready_job(handle))]
+            self._want(held, known=True)
+
+    def observe(self, report: InjectReport, plan: PromptPlan) -> None:
+        """Learn from a request which records the engine has lost, and encode what it asked for and had no record of.
+
+        Only as much as fits beside the request's other records: more would push each other out, every time.
+        """
+        if not self._connector:
+            return
+        lost = {miss.handle for miss in report.missed if miss.reason in (ABSENT, CHANGED)}
+        for segment in plan.segments:
+            if segment.kind == "header" and segment.record in lost:
+                self._headers.forget(segment.record)
+        with self._state:
+            if not self._closed:
+                self._ledger.want_asked(plan, lost, self._room)
+                self._wake()
+
+    def ensure_header(self, header: Segment) -> bool:
+        """Wait until a header's record is made, unless it is; False if that is not possible now.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        return self._headers.ensure(header)
+
+    async def aensure_header(self, header: Segment) -> bool:
+        """As ensure_header, on any event loop."""
+        return await self._headers.aensure(header)
+
+    def rebuild(self) -> None:
+        """Encode all live facts in the background, as far as the budget goes; ``jobs.rebuild_order`` is the order."""
+        with self._state:
+            if self._connector and not self._closed:
+                self._rebuild_wanted = True
+                self._wake()
+
+    def close(self) -> None:
+        """Stop after the encode in flight; safe to call twice. The engine stays open."""
+        self._stop("closed")
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_S)
+            if thread.is_alive():
+                logger.warning("The encode in flight did not end within %g s of close(); it is left behind", CLOSE_S)
+
+    # Called with the lock held.
+
+    def _pending(self) -> int:
+        return self._ledger.pending + self._rebuild_wanted + self._listing
+
+    def _want(self, jobs: Iterable[Job], *, known: bool = False, backlog: bool = False) -> None:
+        if self._closed:
+            return
+        for job in jobs:
+            self._ledger.want(job, known=known, backlog=backlog)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None and self._pending():
+            self._thread = threading.Thread(target=self._work, name="inferscale-recorder", daemon=True)
+            self._thread.start()
+        self._state.notify_all()
+
+    # The thread.
+
+    def _work(self) -> None:
+        try:
+            while (step := self._next_step()) is not None:
+                step()
+        except (EngineClosedError, CancelledError):
+            self._stop("the engine was closed")
+
+    def _next_step(self) -> Callable[[], None] | None:
+        with self._state:
+            while not self._closed:
+                if flight := self._ledger.begin(time.monotonic()):
+                    return partial(self._encode, flight)
+                if self._rebuild_wanted:
+                    self._rebuild_wanted, self._listing = False, True
+                    return self._list_backlog
+                due = self._ledger.queue.rest_until()
+                self._state.wait(None if due is None else max(0.0, due - time.monotonic()))
+            return None
+
+    def _encode(self, flight: Flight) -> None:
+        try:
+            outcome = self._encoder.encode(flight.job)
+            if outcome is None:
+                self._skip(flight)
+            elif self._settle(flight, outcome):
+                self._engine.drop([flight.job.handle])
+                with self._state:
+                    self._ledger.redo(flight)
+        except (EngineClosedError, CancelledError):
+            with self._state:
+                if not flight.dead:
+                    self._ledger.queue.put(flight.job)
+            raise
+        except InputError as error:
+            self._fail(flight, str(error), final=True)
+        except Exception as error:
+            # Whatever it was, the next fact deserves its turn; this one's failure is kept, shown and retried.
+            logger.debug("Encoding %s failed", flight.job.handle, exc_info=True)
+            self._fail(flight, f"{type(error).__name__}: {error}")
+        finally:
+            with self._state:
+                self._ledger.end()
+                if self._closed:
+                    self._leave()
+                self._state.notify_all()
+
+    def _skip(self, flight: Flight) -> None:
+        """The index does not have the fact: should there be a record of it, it has to go."""
+        with self._state:
+            self._ledger.counters["skipped"] += 1
+            held = self._ledger.ready_job(flight.job.handle) is not None
+        if held:
+            self.remove([flight.job.handle])
+
+    def _settle(self, flight: Flight, outcome: Outcome) -> bool:
+        """Note what came out; True if it must be dropped, because something it was made of was removed meanwhile."""
+        with self._state:
+            self._ledger.counters["tokens_prefilled"] += outcome.tokens_prefilled
+            self._ledger.counters["tokens_injected"] += outcome.tokens_injected
+            if flight.spoiled(outcome.context):
+                return True
+            if outcome.refused is None:
+                self._ledger.keep(flight, outcome.age, outcome.context)
+            else:
+                self._warn_once("refused", outcome.refused)
+                self._ledger.refuse(flight, outcome.refused)
+            return False
+
+    def _fail(self, flight: Flight, reason: str, *, final: bool = False) -> None:
+        with self._state:
+            self._warn_once("failed", reason)
+            self._ledger.fail(flight, reason, time.monotonic(), final=final)
+
+    def _warn_once(self, kind: str, reason: str) -> None:
+        if not self._ledger.counters[kind]:
+            logger.warning("A fact could not be encoded (%s) and is served as text: %s", kind, reason)
+
+    def _list_backlog(self) -> None:
+        jobs: list[Job] = []
+        try:
+            jobs = self._encoder.backlog(self._room)
+        except Exception:
+            logger.exception("Facts cannot be listed; each is encoded when it is first asked for")
+        finally:
+            with self._state:
+                self._listing = False
+                self._want(jobs, backlog=True)
+                self._state.notify_all()
+
+    def _stop(self, why: str) -> None:
+        with self._state:
+            self._closed = True
+            self._rebuild_wanted = False
+            left = self._leave()
+            self._state.notify_all()
+        if left:
+            logger.info("Stopped (%s) with %d facts not encoded; the next start's rebuild does it", why, left)
+
+    def _leave(self) -> int:
+        left = len(self._ledger.queue)
+        self._ledger.queue.clear()
+        self._left += left
+        return left

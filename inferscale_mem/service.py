@@ -1,0 +1,286 @@
+"""The one object that memory and chat model share: facts, handles, plans and answers around one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inferscale_mem.config import EncodingConfig
+from inferscale_mem.encoding import parse_policy
+from inferscale_mem.errors import BudgetError, FactError, HandleError, ScopeError
+from inferscale_mem.handles import HandleSigner, split
+from inferscale_mem.prompt import PromptPlanner
+from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.recorder import Recorder
+from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN = "unknown or no longer valid"
+FOREIGN = "belongs to another owner"
+MIXED = "the request's memories belong to more than one owner"
+NO_CONNECTOR = "the engine runs without the memory connector"
+NOT_ENCODED = "not encoded yet"
+TEXT_TAIL = "left to the text tail"
+NOT_INJECTED = "the engine did not inject it"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a request's handles stand for.
+
+    Attributes:
+        facts: the valid ones, in the order given; no handle twice.
+        missed: all others, with reasons.
+        scope: the request's scope: as given, else implied by the facts; None if neither.
+    """
+
+    facts: dict[str, Fact]
+    missed: tuple[Miss, ...] = ()
+    scope: Scope | None = None
+
+
+class MemoryService:
+    """Resolves handles, plans prompts, answers them, and keeps the engine's records in step with the facts.
+
+    Thread-safe. Owns the recorder; the engine is closed by whoever opened it.
+
+    Args:
+        engine: answers prompts and holds records.
+        index: the durable facts.
+        signer: mints and verifies handles.
+        config: how facts are encoded and served.
+
+    Raises:
+        ConfigError: the encoding policy cannot be read.
+    """
+
+    def __init__(self, engine: Engine, index: FactIndex, signer: HandleSigner, config: EncodingConfig) -> None:
+        self.engine = engine
+        self.index = index
+        self.signer = signer
+        self.config = config
+        policy = parse_policy(config.policy)
+        self.planner = PromptPlanner(engine.tokenizer, f"{engine.info.fingerprint}/{policy.name}")
+        self.recorder = Recorder(engine, index, signer, self.planner, policy)
+        self._warned_forged = False
+
+    # Facts.
+
+    def handle(self, fact: Fact) -> str:
+        """The handle of this revision of a fact."""
+        return self.signer.mint(fact)
+
+    def check_fact(self, text: str) -> None:
+        """Refuse what cannot be a fact, before anything of it is stored.
+
+        Raises:
+            FactError: nothing to read in it, half a surrogate pair, or more tokens than a fact may have.
+            BudgetError: its record would be larger than the whole record budget.
+        """
+        if not any(character.isprintable() and not character.isspace() for character in text):
+            raise FactError("The fact is empty; give it some text.")
+        if lone := next((c for c in text if "\ud800" <= c <= "\udfff"), None):
+            raise FactError(
+                f"The fact has half a surrogate pair (U+{ord(lone):04X}), which is no character; decode its source "
+                "with errors='replace', or remove it."
+            )
+        info = self.engine.info
+        tokens = len(self.planner.fact_tokens(text))
+        limit = self.config.max_fact_tokens or max(1, info.max_model_len // 4)
+        if tokens > limit:
+            raise FactError(
+                f"The fact has {tokens} tokens, at most {limit} are allowed; split it into several facts, or raise "
+                "encoding.max_fact_tokens."
+            )
+        if info.connector and tokens * info.bytes_per_token > info.record_bytes:
+            raise BudgetError(
+                f"The fact's record needs {tokens * info.bytes_per_token} bytes, the budget is {info.record_bytes}; "
+                "raise engine.record_bytes."
+            )
+
+    def add(self, facts: Iterable[Fact]) -> None:
+        """Have stored facts encoded in the background; returns at once."""
+        self.recorder.add(facts)
+
+    def remove(self, gone: Iterable[Fact | str]) -> None:
+        """Forget the records of facts (or handles) that the index no longer has, and all that has seen them."""
+        self.recorder.remove(gone)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until everything added is encoded (or given up), at most ``timeout`` seconds; whether that is so."""
+        return self.recorder.wait(timeout)
+
+    # Requests.
+
+    def resolve(self, handles: Iterable[str], scope: Scope | None = None) -> Resolved:
+        """The facts behind handles, as far as the request may see them. Never raises for a bad handle.
+
+        Unknown, stale, malformed and forged handles share one reason, so that trying out handles tells nothing about
+        which facts exist. A genuine handle of another owner says so: whoever has it was given it.
+
+        Args:
+            handles: as the app sent them.
+            scope: whose facts the request may see; None if it does not say. Then the facts must share one owner, or
+                all are refused.
+        """
+        facts: dict[str, Fact] = {}
+        missed: dict[str, Miss] = {}
+        for handle in dict.fromkeys(handles):
+            fact = self._genuine(handle)
+            if fact is None:
+                missed[handle] = Miss(handle, UNKNOWN)
+            elif scope is not None and not scope.covers(fact.scope):
+                missed[handle] = Miss(handle, FOREIGN)
+            else:
+                facts[handle] = fact
+        if scope is None and facts:
+            try:
+                scope = Scope.shared(fact.scope for fact in facts.values())
+            except ScopeError:
+                missed.update((handle, Miss(handle, MIXED)) for handle in facts)
+                facts = {}
+        self.recorder.recheck(handle for handle, miss in missed.items() if miss.reason == UNKNOWN)
+        return Resolved(facts, tuple(missed.values()), scope)
+
+    def _genuine(self, handle: str) -> Fact | None:
+        try:
+            handle_id, _ = split(handle)
+        except HandleError:
+            return None
+        fact = self.index.by_handle_id(handle_id)
+        if fact is None:
+            return None
+        if not self.signer.verify(handle, fact.scope):
+            if not self._warned_forged:
+                self._warned_forged = True
+                logger.warning("A handle's tag is wrong: forged, or made with another handle key or store name")
+            return None
+        return fact
+
+    def plan(
+        self,
+        messages: Messages,
+        memories: Sequence[str] = (),
+        scope: Scope | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> PromptPlan:
+        """The prompt for these messages, with the memories whose handles stand in system messages or in ``memories``.
+
+        Args:
+            messages: the conversation.
+            memories: further handles, most similar first.
+            scope: whose facts may be shown; None takes it from the handles.
+            tools: as chat templates take them.
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses these messages.
+        """
+        order = list(dict.fromkeys([*self.planner.handles_in(messages), *memories]))
+        resolved = self.resolve(order, scope)
+        return self.planner.plan(
+            messages,
+            resolved.facts,
+            order=order,
+            is_ready=self.recorder.is_ready,
+            scope=resolved.scope,
+            store=self.signer.store,
+            missed=resolved.missed,
+            text_tail=self.config.text_tail,
+            tools=tools,
+        )
+
+    async def aplan(
+        self,
+        messages: Messages,
+        memories: Sequence[str] = (),
+        scope: Scope | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> PromptPlan:
+        """As plan, in a thread: the index may block."""
+        return await asyncio.to_thread(self.plan, messages, memories, scope, tools)
+
+    def generate(self, plan: PromptPlan, sampling: Sampling) -> Generator[Chunk, None, None]:
+        """Answer a plan; the last chunk's report accounts for every handle of the request.
+
+        Closing the generator early aborts the request.
+
+        Raises:
+            PromptTooLongError: prompt and answer do not fit the model's context.
+            EngineClosedError: the engine is closed.
+        """
+        if header := _header_to_inject(plan):
+            self.recorder.ensure_header(header)
+        chunks = self.engine.generate(plan, sampling)
+        try:
+            for chunk in chunks:
+                yield self._complete(plan, chunk)
+        finally:
+            if isinstance(chunks, Generator):
+                chunks.close()
+
+    async def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
+        """As generate, on any event loop."""
+        if header := _header_to_inject(plan):
+            await self.recorder.aensure_header(header)
+        chunks = self.engine.agenerate(plan, sampling)
+        try:
+            async for chunk in chunks:
+                yield self._complete(plan, chunk)
+        finally:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+
+    def _complete(self, plan: PromptPlan, chunk: Chunk) -> Chunk:
+        if chunk.report is None:
+            return chunk
+        self.recorder.observe(chunk.report, plan)
+        return replace(chunk, report=self.account(plan, chunk.report))
+
+    def account(self, plan: PromptPlan, report: InjectReport) -> InjectReport:
+        """The engine's report, with each handle of the request counted as injected or listed once as missed."""
+        missed = {miss.handle: miss for miss in plan.missed}
+        said = {miss.handle: miss.reason for miss in report.missed}
+        facts = [fact for fact in plan.facts if fact.handle is not None and fact.handle not in missed]
+        # Injected are the first ones: the engine claims a run of leading segments.
+        left = report.facts_injected if self.engine.info.connector else 0
+        injected: set[str] = set()
+        for fact in facts:
+            handle = str(fact.handle)
+            if handle in injected or handle in missed:
+                continue
+            if fact.record is not None and handle not in said and left > 0:
+                left -= 1
+                injected.add(handle)
+            else:
+                missed[handle] = Miss(handle, self._why_not(fact, handle, said))
+        return replace(
+            report,
+            facts_requested=len(injected) + len(missed),
+            facts_injected=len(injected),
+            missed=tuple(missed.values()),
+        )
+
+    def _why_not(self, fact: Segment, handle: str, said: dict[str, str]) -> str:
+        if not self.engine.info.connector:
+            return NO_CONNECTOR
+        if fact.record is not None:
+            return said.get(handle, NOT_INJECTED)
+        if failure := self.recorder.failure(handle):
+            return f"{NOT_ENCODED}: {failure}"
+        ready = self.config.text_tail and self.recorder.is_ready(self.planner.record_id(handle))
+        return TEXT_TAIL if ready else NOT_ENCODED
+
+    def close(self) -> None:
+        """Stop encoding; safe to call twice. The engine stays open."""
+        self.recorder.close()
+
+
+def _header_to_inject(plan: PromptPlan) -> Segment | None:
+    """The plan's header, if anything is to be injected behind it."""
+    if not plan.segments or plan.segments[0].kind != "header" or not any(fact.record for fact in plan.facts):
+        return None
+    return plan.segments[0]
