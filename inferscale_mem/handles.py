@@ -2,8 +2,8 @@
 
 ``id`` is 80 bits of SHA-256 over the fact's id and revision, so an update makes a new handle and the old one names
 nothing. ``tag`` is 80 bits of HMAC-SHA256 over version, store, owner and id, so a handle cannot be made up, nor moved
-to another store or owner. Both are 16 characters of lowercase Crockford base32, which survive templates, JSON, YAML, HTML
-and markdown unchanged.
+to another store or owner. Both are 16 characters of lowercase Crockford base32, which survive templates, JSON, YAML,
+HTML and markdown unchanged.
 """
 
 from __future__ import annotations

@@ -1,0 +1,240 @@
+"""From chat messages and facts to the exact tokens of a prompt: header, memory block, the rest.
+
+Header, each fact and the rest are tokenised apart, so that a fact has the same tokens in every prompt. Header and rest
+are the chat template's text around a mark that stands at the memory block's place; each fact is one line, ``- text``,
+in which the spelling of a special token is just characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from inferscale_mem import memory_block
+from inferscale_mem.chat_template import Chat, ChatTemplate, as_chat, new_mark
+from inferscale_mem.errors import PromptTooLongError
+from inferscale_mem.handles import find, split
+from inferscale_mem.protocols import ChatTokenizer
+from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segment
+
+DEFAULT_SYSTEM = "You are a helpful assistant."
+"""What a request with memories and no system message says to the model."""
+
+HEADING = "What you remember from earlier conversations:\n"
+"""Stands over the memory block where no handle in a system message marks its place."""
+
+UNKNOWN = "unknown or no longer valid"
+ELSEWHERE = "stands in a {role} message; handles are read from system messages and memories= only"
+
+CACHED_FACTS = 16384
+CACHED_HEADERS = 64
+
+_LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+
+
+class PromptPlanner:
+    """Makes prompt plans for one model. Thread-safe.
+
+    Args:
+        tokenizer: the model's; its chat template is not asked before the first plan.
+        fingerprint: changes with whatever changes records: engine, model, encoding policy.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, fingerprint: str) -> None:
+        self._tokenizer = tokenizer
+        self._fingerprint = fingerprint
+        self._template = ChatTemplate(tokenizer)
+        self._fact_tokens = lru_cache(CACHED_FACTS)(self._tokenise_fact)
+        self._header = lru_cache(CACHED_HEADERS)(self._make_header)
+
+    # Facts.
+
+    def fact_tokens(self, text: str) -> tuple[int, ...]:
+        """Tokens of the line ``- text`` and its line break, the same in every prompt."""
+        return self._fact_tokens(text)
+
+    def record_id(self, handle: str) -> str:
+        """Id of the record that holds a fact's KV: ``<handle id>.<fingerprint>``.
+
+        Raises:
+            HandleError: not a handle.
+        """
+        return f"{split(handle)[0]}.{self._fingerprint}"
+
+    def fact_segment(self, text: str, handle: str, *, record: bool = True) -> Segment:
+        """A fact's segment; without ``record`` it is left to prefill."""
+        return Segment("fact", self.fact_tokens(text), self.record_id(handle) if record else None, handle)
+
+    def _tokenise_fact(self, text: str) -> tuple[int, ...]:
+        line = _LINE_BREAKS.sub(" ", text.strip())
+        return tuple(self._tokenizer.encode(f"- {line}\n", literal=True))
+
+    # Prompts.
+
+    def handles_in(self, messages: Messages) -> list[str]:
+        """Handles in system messages, good or bad, in order, each once.
+
+        Raises:
+            InputError: no messages, or content that is not text.
+        """
+        return list(dict.fromkeys(_system_handles(as_chat(messages))))
+
+    def default_header(self) -> Segment:
+        """The header of a request with memories and no system message: what facts are encoded behind.
+
+        Raises:
+            ChatTemplateError: the model has no usable chat template.
+        """
+        mark = new_mark()
+        before, _ = self._template.render_around(_marked([{"role": "user", "content": "Hello"}], (), mark), mark)
+        return self._header(before)
+
+    def plan(
+        self,
+        messages: Messages,
+        facts: Mapping[str, Fact],
+        *,
+        order: Sequence[str] | None = None,
+        is_ready: Callable[[str], bool],
+        scope: Scope | None,
+        store: str,
+        missed: Sequence[Miss] = (),
+        text_tail: int = 0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> PromptPlan:
+        """The prompt for these messages, with the facts in one block.
+
+        The block stands where the first valid handle stands in a system message; otherwise at the end of the first
+        system message, which is made if there is none. Valid handles are cut out of all messages. All other handles
+        stay what they are, inert text, and are counted as missed.
+
+        Args:
+            messages: the conversation; content is text or a list of text blocks.
+            facts: valid handles and what they stand for. All are served, and nothing else.
+            order: handles, most similar first; those it leaves out follow as they stand in the messages.
+            is_ready: whether a record (by id) can be injected now. Others are served behind those that can.
+            scope: whose facts may be shown.
+            store: the store the handles belong to.
+            missed: handles that are known not to be valid, and why.
+            text_tail: leave so many facts at the end of the block to prefill.
+            tools: as chat templates take them.
+
+        Raises:
+            InputError: no messages, or content that is not text.
+            ChatTemplateError: the model has no template, or it refuses these messages.
+        """
+        chat = as_chat(messages)
+        misses = _all_missed(chat, facts, missed, order or ())
+        if not facts:
+            text = self._template.render(chat, tools=tools)
+            return PromptPlan((self._text(text),), missed=misses)
+        mark = new_mark()
+        before, behind = self._template.render_around(_marked(chat, facts, mark), mark, tools=tools)
+        similar_first = dict.fromkeys(h for h in [*(order or ()), *_system_handles(chat), *facts] if h in facts)
+        block = self._block([(h, facts[h]) for h in similar_first], is_ready, text_tail)
+        segments = (self._header(before), *block, self._text(behind))
+        return PromptPlan(tuple(s for s in segments if s.token_ids), scope, store, misses)
+
+    def _block(
+        self, similar_first: Sequence[tuple[str, Fact]], is_ready: Callable[[str], bool], text_tail: int
+    ) -> list[Segment]:
+        """Fact segments: most similar last, but those without a record at hand behind all others."""
+        segments = [self.fact_segment(fact.text, handle) for handle, fact in reversed(similar_first)]
+        ready_first = ready_in_front(segments, is_ready)
+        injected = max(0, len(segments) - text_tail)
+        tail = [Segment("fact", s.token_ids, None, s.handle) for s in ready_first[injected:]]
+        return [*ready_first[:injected], *tail]
+
+    def _make_header(self, text: str) -> Segment:
+        tokens = tuple(self._tokenizer.encode(text, literal=False))
+        digest = hashlib.sha256(",".join(map(str, tokens)).encode("ascii")).hexdigest()
+        return Segment("header", tokens, f"header.{digest[:32]}")
+
+    def _text(self, text: str) -> Segment:
+        return Segment("text", tuple(self._tokenizer.encode(text, literal=False)))
+
+
+def ready_in_front(segments: Iterable[Segment], is_ready: Callable[[str], bool]) -> list[Segment]:
+    """The segments with those whose record is not ready behind the others: a gap would cost all that follow it."""
+    ready: list[Segment] = []
+    rest: list[Segment] = []
+    for segment in segments:
+        (ready if segment.record is not None and is_ready(segment.record) else rest).append(segment)
+    return ready + rest
+
+
+def check_length(plan: PromptPlan, max_model_len: int, max_tokens: int | None) -> None:
+    """Whether prompt and answer fit the model.
+
+    Args:
+        max_model_len: tokens of prompt and answer together.
+        max_tokens: of the answer; None: as many as fit, at least one.
+
+    Raises:
+        PromptTooLongError: they do not.
+    """
+    prompt, answer = len(plan.token_ids), 1 if max_tokens is None else max_tokens
+    if prompt + answer <= max_model_len:
+        return
+    memories = sum(len(fact.token_ids) for fact in plan.facts)
+    raise PromptTooLongError(
+        f"The prompt has {prompt} tokens ({memories} of {len(plan.facts)} memories, {prompt - memories} of messages) "
+        f"and the answer may have {answer}: {prompt + answer} together; the model takes {max_model_len}. Send fewer "
+        "memories or messages, or lower max_tokens."
+    )
+
+
+def _system_handles(chat: Chat) -> list[str]:
+    return [found.handle for message in chat if message["role"] == "system" for found in find(message["content"])]
+
+
+def _all_missed(
+    chat: Chat, facts: Mapping[str, Fact], known: Sequence[Miss], asked: Sequence[str]
+) -> tuple[Miss, ...]:
+    """Every handle that is given and not served, once: a request whose memories do nothing must not be silent."""
+    missed = {miss.handle: miss for miss in known}
+    for handle in [*_system_handles(chat), *asked]:
+        missed.setdefault(handle, Miss(handle, UNKNOWN))
+    for message in chat:
+        for found in find(message["content"]):
+            missed.setdefault(found.handle, Miss(found.handle, ELSEWHERE.format(role=message["role"])))
+    return tuple(miss for handle, miss in missed.items() if handle not in facts)
+
+
+def _marked(chat: Chat, handles: Iterable[str], mark: str) -> Chat:
+    """The messages with ``mark`` at the memory block's place and without ``handles``."""
+    valid = set(handles)
+    marked: Chat = []
+    placed = False
+    for message in chat:
+        text, here = _cut(message["content"], valid, "" if placed or message["role"] != "system" else mark)
+        placed = placed or here
+        if text or not message["content"] or message["role"] != "system":
+            marked.append({**message, "content": text})
+    return marked if placed else _appended(marked, mark)
+
+
+def _cut(text: str, valid: set[str], mark: str) -> tuple[str, bool]:
+    """The text without valid handles, with the mark in their place; and whether the mark has been put."""
+    found = find(text)
+    spans = [(f.start, f.end) for f in found if f.handle in valid]
+    others = [(f.start, f.end) for f in found if f.handle not in valid]
+    if not spans:
+        return text, False
+    if not mark:
+        return memory_block.remove(text, spans, others), False
+    before, behind = memory_block.split(text, spans, others)
+    return before + mark + behind, True
+
+
+def _appended(chat: Chat, mark: str) -> Chat:
+    """The messages with heading and mark at the end of the first system message."""
+    first = next((i for i, message in enumerate(chat) if message["role"] == "system"), None)
+    if first is None:
+        return _appended([{"role": "system", "content": DEFAULT_SYSTEM}, *chat], mark)
+    said = chat[first]["content"].rstrip()
+    text = f"{said}\n\n{HEADING}{mark}" if said else HEADING + mark
+    return [*chat[:first], {**chat[first], "content": text}, *chat[first + 1 :]]
