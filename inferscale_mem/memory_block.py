@@ -20,11 +20,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+
+from inferscale_mem.literals import Range, Spans, literals_around
 
 BLANKS = " \t\r\u00a0"
-MAX_UNCLOSED = 100
-"""Brackets without an end after which no further literals are looked for: bounds the work on odd texts."""
+MAX_DECORATION = 256
+"""Characters in front of a handle, on its line, that are looked at: bounds the work on odd texts."""
 
 _WORD = re.compile(r"[^\W\d_]")
 _TAG = re.compile(r"</?[A-Za-z][^<>\n]*>|<!--[^\n]*?-->")
@@ -33,8 +34,6 @@ _KEY = re.compile(r"""(?P<quote>\\?["'])[\w .-]*(?P=quote)\s*:""")
 _ATOM = re.compile(r"\b(?:null|None|[tT]rue|[fF]alse|and|or)\b")
 _LETTERED = re.compile(r"(?<!\w)[A-Za-z][.)](?!\w)")
 _LABEL = re.compile(r"[^\w\n]*[^\W\d_]+(?:[ _-][^\W\d_]+)?[ _-]?[#№]?\d+[^\w\n]*")
-_BRACKET = re.compile(r"[\[{]")
-_LITERAL_TOKEN = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[\[\]{}"']""")
 
 _QUOTES = "\"'“”‘’«»„`"
 _GLUED_BEFORE = re.compile(rf"""(?:[{_QUOTES}(\[{{<*_~|#•·+–—-]|\\(?:u[0-9a-fA-F]{{4}}|["'nrt]))$""")
@@ -44,16 +43,6 @@ _KEY_BEFORE = re.compile(f"{_KEY.pattern}$")
 _BEHIND = re.compile(
     rf"""(?:[)\]}}>*_~|.,;:!?…。、，；：]|\\?[{_QUOTES}](?!\w))*(?:[ \t]+[-–—|,;]+(?=\s))?[ \t]*"""
 )
-
-
-class Range(NamedTuple):
-    """Characters ``start`` (included) to ``end`` (not) of a text."""
-
-    start: int
-    end: int
-
-
-Spans = Sequence[tuple[int, int]]
 
 
 def remove(text: str, spans: Spans, keep: Spans = ()) -> str:
@@ -68,7 +57,7 @@ def split(text: str, spans: Spans, keep: Spans = ()) -> tuple[str, str]:
     in front of the literal that the first span is part of, if anything is left of it. ``spans`` must not be empty.
     """
     first, *rest = _holes(text, spans, keep)
-    literal = next((x for x in _literals(text, spans) if x.start <= first.start and first.end <= x.end), None)
+    literal = next((x for x in literals_around(text, spans) if x.start <= first.start and first.end <= x.end), None)
     if literal is not None and literal.end > first.end:
         before, after = text[: literal.start], _without(text[literal.start :], _shift([first, *rest], literal.start))
     else:
@@ -104,7 +93,7 @@ def _holes(text: str, spans: Spans, keep: Spans) -> list[Range]:
     """What to cut: each run of spans with nothing but decoration in between, and the decoration around the run."""
     inner = sorted(Range(*span) for span in spans)
     holes = _widened(text, inner, keep)
-    emptied = [x for x in _literals(text, inner) if _wordless(_cut_out(text, x, holes)) and not _touches(keep, x)]
+    emptied = [x for x in literals_around(text, inner) if _wordless(_cut_out(text, x, holes)) and not _touches(keep, x)]
     if not emptied:
         return holes
     outside = [s for s in inner if not any(x.start <= s.start and s.end <= x.end for x in emptied)]
@@ -189,12 +178,13 @@ def _widened_left(text: str, run: Sequence[Range], floor: int) -> int:
 
 
 def _stripped_lead(lead: str) -> str:
+    far, lead = lead[:-MAX_DECORATION], lead[-MAX_DECORATION:]
     while match := _GLUED_BEFORE.search(lead):
         lead = lead[: match.start()]
     lead = lead.rstrip(BLANKS)
     while match := _KEY_BEFORE.search(lead) or _BULLET_BEFORE.search(lead) or _NUMBER_BEFORE.search(lead):
         lead = lead[: match.start()].rstrip(BLANKS)
-    return lead
+    return far + lead
 
 
 def _widened_right(text: str, run: Sequence[Range], ceiling: int) -> int:
@@ -266,38 +256,3 @@ def _inside(text: str, at: int) -> bool:
     if 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum():
         return True
     return any(tag.start() < at < tag.end() for tag in _TAG.finditer(text))
-
-
-# Literals.
-
-
-def _literals(text: str, spans: Spans) -> list[Range]:
-    """The outermost ``[…]`` and ``{…}`` with quoted spans in them."""
-    quoted = [start for start, _ in spans if text[start - 1 : start] in ('"', "'")]
-    found: list[Range] = []
-    unclosed = at = 0
-    while quoted and unclosed < MAX_UNCLOSED and (bracket := _BRACKET.search(text, at, quoted[-1])):
-        end = _closing(text, bracket.start())
-        if end is None:
-            unclosed += 1
-        elif any(bracket.start() < start < end for start in quoted):
-            found.append(Range(bracket.start(), end))
-        at = end or bracket.end()
-    return found
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Where the literal that starts with the bracket at ``start`` ends; None if it does not."""
-    open_brackets: list[str] = []
-    for token in _LITERAL_TOKEN.finditer(text, start):
-        mark = token.group()
-        if mark in "[{":
-            open_brackets.append({"[": "]", "{": "}"}[mark])
-        elif mark in "]}":
-            if open_brackets.pop() != mark:
-                return None
-            if not open_brackets:
-                return token.end()
-        elif len(mark) == 1:
-            return None
-    return None
