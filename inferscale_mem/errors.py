@@ -35,12 +35,17 @@ class ConfigError(InferScaleError):
 
 
 class MissingDependencyError(ConfigError):
-    """A package that an extra brings is not installed."""
+    """A package that an extra brings is not installed.
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"{package!r} is not installed. Install it with: pip install 'inferscale-mem[{extra}]'"
-        )
+    Args:
+        package: name of the distribution or module.
+        extra: the extra of this package that brings it.
+        hint: further ways out, as sentences.
+    """
+
+    def __init__(self, package: str, extra: str, *, hint: str = "") -> None:
+        install = f"{package!r} is not installed. Install it with: pip install 'inferscale-mem[{extra}]'"
+        super().__init__(f"{install}. {hint}" if hint else install)
         self.package = package
         self.extra = extra
 
