@@ -1,0 +1,205 @@
+"""The half of both memories that is the same for sync and async: construction, settings, and taking things apart."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from mem0.configs.base import MemoryConfig
+from mem0.llms.base import LLMBase
+from mem0.vector_stores.base import VectorStoreBase
+
+from inferscale_mem.adapters.mem0 import defaults, inputs
+from inferscale_mem.adapters.mem0.core import Core
+from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
+from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.llm import EngineLLM
+from inferscale_mem.adapters.mem0.qdrant import locked, serial
+from inferscale_mem.adapters.mem0.store import FactStore
+from inferscale_mem.adapters.mem0.turns import TurnLog
+from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.encoding import parse_policy
+from inferscale_mem.engines import open_engine
+from inferscale_mem.errors import ConfigError
+from inferscale_mem.handles import HandleSigner, load_key
+from inferscale_mem.models import resolve_model
+from inferscale_mem.protocols import Engine
+from inferscale_mem.service import MemoryService
+from inferscale_mem.types import Scope
+
+logger = logging.getLogger(__name__)
+
+Settings = InferScaleConfig | Mapping[str, Any] | None
+
+
+class Adapter:
+    """Comes in front of Mem0's class in the bases.
+
+    Args:
+        config: Mem0's settings; what they leave out is filled in: everything runs on this machine.
+        inferscale: settings of this package; what they leave out comes from the environment.
+        engine: an engine to use; it is not closed with the memory.
+
+    Raises:
+        ConfigError: a setting is wrong, or embedder and collection do not fit together.
+        ModelError: the configured model or embedder does not exist.
+        StoreLockedError: the embedded store is in use.
+    """
+
+    # Mem0's own tests, and some apps, make memories without calling __init__: those are plain Mem0.
+    _core: Core | None = None
+    _raw_store: Any = None
+    _entity_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self, config: MemoryConfig | None = None, *, inferscale: Settings = None, engine: Engine | None = None
+    ) -> None:
+        settings = read_settings(inferscale)
+        parse_policy(settings.encoding.policy)
+        if engine is None and settings.model is not None:
+            resolve_model(settings)
+        if config is None or isinstance(config, MemoryConfig):
+            config = defaults.complete(config, settings)
+        try:
+            super().__init__(config)  # type: ignore[call-arg]  # Mem0's class comes behind this one
+            self._adopt(settings, engine)
+        except RuntimeError as error:
+            self._release()
+            named = locked(error, config)
+            if named is not None:
+                raise named from error
+            raise
+        except BaseException:
+            self._release()
+            raise
+
+    @classmethod
+    def from_config(cls, config_dict: dict[str, Any], *, engine: Engine | None = None) -> Self:
+        """A memory from Mem0's configuration dict; the section "inferscale" holds the settings of this package.
+
+        Raises:
+            ConfigError: as the constructor.
+            pydantic.ValidationError: as Mem0.
+        """
+        given = dict(config_dict)
+        settings = read_settings(given.pop("inferscale", None))
+        return cls(defaults.read(given, settings), inferscale=settings, engine=engine)
+
+    @property
+    def service(self) -> MemoryService:
+        """What memory and chat model share. The first use waits until the engine has started.
+
+        Raises:
+            StoreError: the memory is closed.
+            ModelError, EngineError, ...: the engine cannot be opened.
+        """
+        if self._core is None:
+            raise ConfigError("This memory was made without its constructor, or over no Mem0 vector store.")
+        return self._core.service
+
+    @property
+    def entity_store(self) -> Any:
+        """Mem0's store of entities. Made once, whoever asks first."""
+        with self._entity_lock:
+            return super().entity_store  # type: ignore[misc]  # Mem0's class comes behind this one
+
+    # Putting together.
+
+    def _adopt(self, settings: InferScaleConfig, engine: Engine | None) -> None:
+        """Put index, handles and engine around the parts that Mem0 has made."""
+        me: Any = self
+        if not isinstance(me.vector_store, VectorStoreBase):
+            logger.warning("%s is no Mem0 vector store: no handles, no records.", type(me.vector_store).__name__)
+            return
+        self._raw_store = me.vector_store
+        if me.config.vector_store.provider == "qdrant":
+            me.vector_store.client = serial(me.vector_store.client)
+        defaults.fit_dims(me.embedding_model, me.vector_store, me.config)
+        key = load_key(settings)
+        signer = HandleSigner(key, defaults.store_name(me.config))
+        turns = None
+        if parse_policy(settings.encoding.policy).kind == "dialog_window":
+            turns = TurnLog(settings.home / "turns.db")
+        index = VectorIndex(
+            signer.store,
+            lambda: self._raw_store,
+            signer.handle_id,
+            lambda texts: me.embedding_model.embed_batch(texts, "add"),
+            turns,
+            exclusive=bool(getattr(me.vector_store, "is_local", False)),
+        )
+        opener = (lambda: open_engine(settings, key)) if engine is None else (lambda: engine)
+        core = self._core = Core(settings, index, signer, opener, owned=engine is None, turns=turns)
+        self._watch()
+        if isinstance(me.llm, EngineLLM):
+            me.llm.attach(lambda: core.service.engine)
+        elif isinstance(me.llm, LLMBase):
+            me.llm = CheckedLLM(me.llm)
+
+    def _watch(self) -> None:
+        """Follow what is written to the vector store that Mem0 has made."""
+        me: Any = self
+        if self._core is None or isinstance(me.vector_store, FactStore):
+            return
+        self._raw_store = me.vector_store
+        if me.config.vector_store.provider == "qdrant":
+            me.vector_store.client = serial(me.vector_store.client)
+        me.vector_store = FactStore(me.vector_store, self._core.index, self._core.changed)
+
+    def _release(self) -> None:
+        """Close what Mem0 leaves open: the vector store's client, and with it the lock of the embedded store."""
+        me: Any = self
+        store = self._raw_store or getattr(me, "vector_store", None)
+        if isinstance(store, VectorStoreBase) and getattr(me.config.vector_store.config, "client", None) is None:
+            close = getattr(getattr(store, "client", None), "close", None) or getattr(store, "close", None)
+            if callable(close):
+                close()
+        with contextlib.suppress(AttributeError):  # never got that far
+            super().close()  # type: ignore[misc]  # Mem0's class comes behind this one
+
+    # What the methods of both have in common.
+
+    def _open_core(self) -> Core | None:
+        """The core, if this memory has one; StoreError after ``close``."""
+        if self._core is not None:
+            self._core.check_open()
+        return self._core
+
+    def _extracting(
+        self, messages: Any, owners: Mapping[str, Any], infer: bool, prompt: str | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around Mem0's pipeline: what its one call of the LLM is about."""
+        core = self._core
+        if core is None or not infer:
+            return contextlib.nullcontext()
+        check: Callable[[str], None] = lambda text: core.service.check_fact(text)  # noqa: E731
+        instructions = prompt or getattr(self, "custom_instructions", None) or ""
+        about = "assistant" if owners.get("agent_id") and not owners.get("user_id") else "user"
+        return extracting(Extraction(messages, instructions, about, check))
+
+
+def read_settings(inferscale: Settings) -> InferScaleConfig:
+    """Settings as given, else from the environment.
+
+    Raises:
+        ConfigError: neither settings nor a mapping of them, or one of them is wrong.
+    """
+    if isinstance(inferscale, InferScaleConfig):
+        return inferscale
+    if inferscale is None or isinstance(inferscale, Mapping):
+        return InferScaleConfig.from_env(inferscale)
+    raise ConfigError(f"inferscale must be an InferScaleConfig or a dict, not {type(inferscale).__name__}.")
+
+
+def search_scope(filters: object, others: Mapping[str, Any]) -> Scope | None:
+    """The owner that a ``search`` or ``get_all`` is for; None where Mem0 refuses the call with its own words.
+
+    Raises:
+        MissingOwnerError, ScopeError: the filters name none, or not one.
+    """
+    if set(others) & {"user_id", "agent_id", "run_id"} or not isinstance(filters, Mapping | None):
+        return None
+    return inputs.owner_scope(filters, "in filters, e.g. filters={'user_id': 'u1'}")

@@ -1,0 +1,240 @@
+"""What both memories share, sync and async: facts, handles, and an engine that is opened when it is first needed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from inferscale_mem.adapters.mem0 import inputs
+from inferscale_mem.adapters.mem0.facts import fact_of_hit
+from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.turns import TurnLog
+from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.errors import EngineError, HandleError, InputError, ScopeError, StoreError
+from inferscale_mem.handles import HandleSigner, find, split
+from inferscale_mem.protocols import Engine
+from inferscale_mem.service import MemoryService
+from inferscale_mem.types import Fact, Scope
+
+logger = logging.getLogger(__name__)
+
+Open = Callable[[], Engine]
+
+
+class Core:
+    """Facts, handles and engine of one memory. Thread-safe.
+
+    The engine is opened in a thread of its own, by the first thing that will need it: ``start`` does not wait for it,
+    ``service`` does. Listing, resolving and deleting never need it.
+
+    Args:
+        settings: of this package.
+        index: the facts.
+        signer: makes and checks handles.
+        open_engine: opens the engine.
+        owned: whether ``close`` closes the engine.
+        turns: what was said, for encoding policies that need it.
+    """
+
+    def __init__(
+        self,
+        settings: InferScaleConfig,
+        index: VectorIndex,
+        signer: HandleSigner,
+        open_engine: Open,
+        *,
+        owned: bool,
+        turns: TurnLog | None = None,
+    ) -> None:
+        self.settings = settings
+        self.index = index
+        self.signer = signer
+        self._open_engine = open_engine
+        self._owned = owned
+        self._turns = turns
+        self._lock = threading.Lock()
+        self._opening: Future[MemoryService] | None = None
+        self._service: MemoryService | None = None
+        self._closed = False
+
+    # The engine.
+
+    def start(self) -> Future[MemoryService]:
+        """Begin to open the engine, if nobody has yet."""
+        with self._lock:
+            self.check_open()
+            if self._opening is None:
+                self._opening = Future()
+                threading.Thread(target=self._open, args=(self._opening,), name="inferscale-open", daemon=True).start()
+            return self._opening
+
+    @property
+    def service(self) -> MemoryService:
+        """What memory and chat model share; waits for the engine.
+
+        Raises:
+            StoreError: the memory is closed.
+            ModelError, EngineError, ...: why the engine could not be opened, each time it is asked for.
+        """
+        return self.start().result()
+
+    def _open(self, opening: Future[MemoryService]) -> None:
+        engine = None
+        try:
+            engine = self._open_engine()
+            service = MemoryService(engine, self.index, self.signer, self.settings.encoding)
+        except BaseException as error:
+            if engine is not None and self._owned:
+                engine.close()
+            opening.set_exception(error)
+            return
+        self._service = service
+        service.recorder.rebuild()
+        opening.set_result(service)
+
+    def check_open(self) -> None:
+        """Raise StoreError after ``close``."""
+        if self._closed:
+            raise StoreError("The memory is closed; open a new one.")
+
+    def close(self) -> None:
+        """Stop encoding, and close the engine if it is ours. An engine that is still starting is waited for."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            opening = self._opening
+        if opening is not None and opening.exception() is None:
+            service = opening.result()
+            service.close()
+            if self._owned:
+                service.engine.close()
+        if self._turns is not None:
+            self._turns.close()
+
+    # Facts that come and go.
+
+    def changed(self, new: Sequence[Fact], gone: Sequence[Fact]) -> None:
+        """Facts were written to the store. Without an engine there are no records yet, and none to be dropped."""
+        service = self._service
+        if service is None:
+            return
+        if gone:
+            try:
+                service.remove(gone)
+            except EngineError as error:
+                # The facts are gone from the index, so no handle leads to what the engine may still hold.
+                logger.warning("The engine could not drop the records of %d facts: %s", len(gone), error)
+        if new:
+            service.add(new)
+
+    def sweep(self) -> None:
+        """Drop the records of facts that have expired."""
+        gone = self.index.sweep()
+        if gone:
+            self.changed([], gone)
+
+    def forget_turns(self, scope: Scope | None) -> None:
+        """Delete what was said in a scope (None: in all)."""
+        if self._turns is not None:
+            self._turns.forget(scope)
+
+    # What callers give and get.
+
+    def prepare_add(
+        self, messages: object, owners: Mapping[str, Any], metadata: object, infer: bool
+    ) -> list[dict[str, Any]]:
+        """Everything that can be wrong with an ``add``, found before anything is stored; the messages to store."""
+        scope = inputs.owner_scope(owners, "to add")
+        inputs.check_metadata(metadata)
+        cleaned = inputs.clean_messages(messages)
+        if infer:
+            cleaned = inputs.without_recalled(cleaned, lambda: (fact.text for fact in self.index.facts(scope)))
+        if not cleaned:
+            self.check_open()
+            return []
+        service = self.service
+        for text in [] if infer else inputs.raw_facts(cleaned):
+            service.check_fact(text)
+        self.sweep()
+        if self._turns is not None:
+            self._turns.say(scope, cleaned)
+        return cleaned
+
+    def prepare_update(
+        self, text: str | None, data: str | None, metadata: dict[str, Any] | None
+    ) -> tuple[str | None, str | None, dict[str, Any] | None]:
+        """The same for an ``update``: its text, ``data`` (an old name for it) and metadata, as they may be stored."""
+        inputs.check_metadata(metadata)
+        clean = [None if given is None else inputs.fact_text(given) for given in (text, data)]
+        for given in clean:
+            if given is not None:
+                self.service.check_fact(given)
+        return clean[0], clean[1], metadata
+
+    def present(self, results: dict[str, Any], scope: Scope, memory_format: str) -> dict[str, Any]:
+        """Search results as the caller gets them: only the scope's, and handles in place of texts.
+
+        Raises:
+            InputError: the format is neither "handle" nor "text".
+        """
+        check_format(memory_format)
+        hits = within(scope, results["results"])
+        for hit in hits if memory_format == "handle" else []:
+            fact = fact_of_hit(hit)
+            if fact is not None:
+                self.index.learn(fact)
+                hit["memory"] = self.signer.mint(fact)
+        return {**results, "results": hits}
+
+    def resolve(self, what: Any, scope: Scope | None = None) -> Any:
+        """The same structure with texts in place of handles; what is no valid handle stays as it is."""
+        if isinstance(what, str):
+            return self._resolve_text(what, scope)
+        if isinstance(what, Mapping):
+            return {key: self.resolve(value, scope) for key, value in what.items()}
+        if isinstance(what, list | tuple):
+            return type(what)([self.resolve(item, scope) for item in what])
+        return what
+
+    def _resolve_text(self, text: str, scope: Scope | None) -> str:
+        parts, end = [], 0
+        for found in find(text):
+            fact = self._fact(found.handle)
+            if fact is not None and (scope is None or scope.covers(fact.scope)):
+                parts += [text[end : found.start], fact.text]
+                end = found.end
+        return "".join([*parts, text[end:]])
+
+    def _fact(self, handle: str) -> Fact | None:
+        try:
+            handle_id, _ = split(handle)
+        except HandleError:
+            return None
+        fact = self.index.by_handle_id(handle_id)
+        return fact if fact is not None and self.signer.verify(handle, fact.scope) else None
+
+
+def check_format(memory_format: str) -> None:
+    """Raise InputError unless this is a form that ``search`` can give memories in."""
+    if memory_format not in ("handle", "text"):
+        raise InputError(f"memory_format={memory_format!r} is not known; use 'handle' or 'text'.")
+
+
+def within(scope: Scope, hits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The hits that belong to the scope: filters with operators inside can let others through."""
+    every = [dict(hit) for hit in hits]
+    kept = [hit for hit in every if _inside(scope, hit)]
+    if len(kept) < len(every):
+        logger.warning("%d results of other owners were left out; check the filters.", len(every) - len(kept))
+    return kept
+
+
+def _inside(scope: Scope, hit: Mapping[str, Any]) -> bool:
+    try:
+        return scope.covers(Scope.of(hit))
+    except ScopeError:
+        return False

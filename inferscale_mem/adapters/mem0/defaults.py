@@ -1,0 +1,142 @@
+"""What a memory is made of when the app does not say: our LLM and embedder, embedded Qdrant, all under ``home``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mem0.configs.base import MemoryConfig
+from mem0.configs.vector_stores.qdrant import QdrantConfig
+from mem0.embeddings.configs import EmbedderConfig
+from mem0.llms.configs import LlmConfig
+from mem0.utils.factory import EmbedderFactory, LlmFactory
+from mem0.vector_stores.configs import VectorStoreConfig
+
+from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
+from inferscale_mem.adapters.mem0.llm import EngineLLM
+from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.errors import ConfigError
+from inferscale_mem.models import resolve_embedder
+
+PROVIDER = "inferscale"
+COLLECTION = "mem0"
+
+_PLACES = ("path", "host", "url", "client")
+
+
+def register() -> None:
+    """Make the LLM and the embedder known to Mem0's factories under our name."""
+    LlmFactory.register_provider(PROVIDER, f"{EngineLLM.__module__}.{EngineLLM.__name__}")
+    EmbedderFactory.provider_to_class[PROVIDER] = f"{LocalEmbedder.__module__}.{LocalEmbedder.__name__}"
+
+
+def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryConfig:
+    """The app's Mem0 settings, with what it left out filled in. Nothing the app set is changed."""
+    given = MemoryConfig.model_construct(_fields_set=set()) if given is None else given
+    known = {name: getattr(given, name) for name in given.model_fields_set}
+    embedder = known.get("embedder") or _construct(EmbedderConfig, {})
+    if embedder.provider == PROVIDER:
+        embedder = _construct(EmbedderConfig, {"model": resolve_embedder(settings), **(embedder.config or {})})
+    known["embedder"] = embedder
+    known.setdefault("llm", _construct(LlmConfig, {}))
+    known.setdefault("history_db_path", str(settings.home / "history.db"))
+    known["vector_store"] = _vector_store(known.get("vector_store"), embedder, settings)
+    for path in _folders(known):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return MemoryConfig(**known)
+
+
+def read(config: Mapping[str, Any], settings: InferScaleConfig) -> MemoryConfig:
+    """Mem0's own reading of a configuration dict, which also knows our providers and keeps Qdrant out of /tmp.
+
+    Raises:
+        pydantic.ValidationError: as Mem0 raises it.
+    """
+    known = dict(config)
+    for name, kind in (("llm", LlmConfig), ("embedder", EmbedderConfig)):
+        section = known.get(name)
+        if isinstance(section, Mapping) and section.get("provider", PROVIDER) == PROVIDER:
+            known[name] = _construct(kind, dict(section.get("config") or {}))
+    store = known.get("vector_store")
+    if isinstance(store, Mapping):
+        inner = dict(store.get("config") or {})
+        if store.get("provider", "qdrant") == "qdrant" and not any(inner.get(place) for place in _PLACES):
+            inner["path"] = str(settings.home / "qdrant")
+        # Copied: Mem0 writes into the dict it is given.
+        known["vector_store"] = {**store, "config": inner}
+    return MemoryConfig(**known)
+
+
+def store_name(config: MemoryConfig) -> str:
+    """Name of the store in handles' tags: the same wherever the folder is moved."""
+    return f"{config.vector_store.provider}/{getattr(config.vector_store.config, 'collection_name', COLLECTION)}"
+
+
+def declared_dims(embedder: Any) -> int | None:
+    """How long an embedder says its embeddings are."""
+    dims = getattr(getattr(embedder, "config", None), "embedding_dims", None)
+    return dims if isinstance(dims, int) else None
+
+
+def fit_dims(embedder: Any, store: Any, config: MemoryConfig) -> None:
+    """Have the collection take what the embedder gives, before anything is written.
+
+    Where the app named no dimension, Mem0 has just made the collection for 1536; an empty one is made again.
+
+    Raises:
+        ConfigError: they differ, and the collection holds something or its dimension was asked for.
+    """
+    gives, takes = declared_dims(embedder), getattr(store, "embedding_model_dims", None)
+    qdrant = config.vector_store.provider == "qdrant"
+    if qdrant:
+        vectors = store.client.get_collection(store.collection_name).config.params.vectors
+        takes = getattr(vectors, "size", None)
+    if gives is None or not isinstance(takes, int) or gives == takes:
+        return
+    asked = "embedding_model_dims" in config.vector_store.config.model_fields_set
+    if qdrant and not asked and store.client.count(store.collection_name).count == 0:
+        store.embedding_model_dims = gives
+        store.delete_col()
+        store.create_col(gives, store.on_disk)
+        return
+    raise ConfigError(
+        f"The embedder gives {gives} numbers per text, the collection {store.collection_name!r} takes {takes}. Use the "
+        f"embedder it was made with, or a new vector_store.config.collection_name with embedding_model_dims={gives}."
+    )
+
+
+def _construct(kind: Any, config: dict[str, Any]) -> Any:
+    # Mem0's settings refuse providers they do not know; their factories do not. So: made without validation.
+    return kind.model_construct(provider=PROVIDER, config=config)
+
+
+def _vector_store(given: VectorStoreConfig | None, embedder: EmbedderConfig, settings: InferScaleConfig) -> Any:
+    dims = _dims_before(embedder)
+    if given is None:
+        config = {"collection_name": COLLECTION, "path": str(settings.home / "qdrant")}
+        given = VectorStoreConfig(provider="qdrant", config=config)
+    inner = given.config
+    fields = getattr(type(inner), "model_fields", {})
+    if dims is None or "embedding_model_dims" not in fields or "embedding_model_dims" in inner.model_fields_set:
+        return given
+    return given.model_copy(update={"config": inner.model_copy(update={"embedding_model_dims": dims})})
+
+
+def _dims_before(embedder: EmbedderConfig) -> int | None:
+    """An embedder's dimension as far as its settings tell; ours tells without being loaded."""
+    config = dict(embedder.config or {})
+    if embedder.provider == PROVIDER:
+        return int(EmbedderFactory.create(PROVIDER, config, None).dims)
+    dims = config.get("embedding_dims")
+    return dims if isinstance(dims, int) else None
+
+
+def _folders(known: Mapping[str, Any]) -> list[Path]:
+    folders = []
+    if known["history_db_path"] != ":memory:":
+        folders.append(Path(known["history_db_path"]).expanduser().parent)
+    store = known["vector_store"].config
+    if isinstance(store, QdrantConfig) and store.path and not (store.url or store.host or store.client):
+        folders.append(Path(store.path).parent)
+    return folders

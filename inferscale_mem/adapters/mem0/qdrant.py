@@ -1,0 +1,95 @@
+"""Embedded Qdrant made safe: one call at a time, and a clear error when another process holds the folder.
+
+Embedded Qdrant has no locks of its own: with eight threads adding and searching, adds were lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qdrant_client import QdrantClient
+from qdrant_client.local.qdrant_local import QdrantLocal
+
+from inferscale_mem.errors import StoreLockedError
+
+PAGE = 1000
+"""Points per scroll request."""
+
+
+class SerialClient(QdrantClient):
+    """An embedded Qdrant client whose public methods run one at a time, whoever calls them.
+
+    Mem0 shares one client between its collections of memories and of entities, so the lock has to be here.
+    """
+
+    def __init__(self, inner: QdrantClient) -> None:
+        self._inner = inner
+        self._lock = threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SerialClient:
+        # Mem0 deep-copies its configuration, client included; a copy would be a second database.
+        return self
+
+    def __del__(self) -> None:
+        """Nothing: the client inside closes itself when it goes."""
+
+    def create_payload_index(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing: embedded Qdrant has no payload indexes, and warns when asked for one."""
+
+
+def _one_at_a_time(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(QdrantClient, name))
+    def call(self: SerialClient, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return getattr(self._inner, name)(*args, **kwargs)
+
+    return call
+
+
+for _name, _member in vars(QdrantClient).items():
+    if callable(_member) and not _name.startswith("_") and _name not in vars(SerialClient):
+        setattr(SerialClient, _name, _one_at_a_time(_name))
+
+
+def is_embedded(client: object) -> bool:
+    """Whether this client is Qdrant in this process, not a connection to a server."""
+    if isinstance(client, SerialClient):
+        client = client._inner
+    return isinstance(client, QdrantClient) and isinstance(client._client, QdrantLocal)
+
+
+def serial(client: QdrantClient) -> QdrantClient:
+    """The client itself if it talks to a server, else one that is safe under threads."""
+    return SerialClient(client) if is_embedded(client) and not isinstance(client, SerialClient) else client
+
+
+def scroll(client: QdrantClient, collection: str) -> Iterator[tuple[str, dict[str, Any], list[float] | None]]:
+    """(id, payload, vector) of every point of a collection."""
+    offset: Any = None
+    while True:
+        points, offset = client.scroll(collection, limit=PAGE, offset=offset, with_payload=True, with_vectors=True)
+        for point in points:
+            vector: Any = point.vector
+            if isinstance(vector, dict):  # dense beside sparse; the dense one has no name
+                vector = vector.get("")
+            yield str(point.id), dict(point.payload or {}), vector
+        if offset is None:
+            return
+
+
+def locked(error: RuntimeError, config: Any) -> StoreLockedError | None:
+    """The named error, if this one says that another client holds the folder of this store; None for any other."""
+    if "already accessed" not in str(error):
+        return None
+    path = Path(str(config.vector_store.config.path)).absolute()
+    return StoreLockedError(
+        f"The memory store in {path} is in use: by another process, or by a memory in this one that was not closed. "
+        "Close that one, set another home (INFERSCALE_HOME), or give the URL of a Qdrant server."
+    )

@@ -1,0 +1,141 @@
+"""Mem0's vector store with an eye on it: every write also reaches the index, and whoever keeps the records.
+
+Mem0 writes from many places (two ``add`` pipelines, procedural memory, update, delete, reset, each of them twice, sync
+and async), but all of them through this one object.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mem0.vector_stores.base import VectorStoreBase
+
+from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.errors import ConfigError
+from inferscale_mem.types import Fact
+
+Changed = Callable[[Sequence[Fact], Sequence[Fact]], None]
+"""(facts that are new, facts that are gone); a new revision is both."""
+
+STRIPES = 64
+
+
+class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
+    """A Mem0 vector store, and an index that follows it.
+
+    Args:
+        inner: Mem0's store.
+        index: told of every write, after it.
+        changed: told of the facts that came and went.
+    """
+
+    def __init__(self, inner: Any, index: VectorIndex, changed: Changed) -> None:
+        self.inner = inner
+        self._index = index
+        self._changed = changed
+        # Two writers of one row must reach store and index in the same order.
+        self._stripes = [threading.Lock() for _ in range(STRIPES)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def insert(
+        self,
+        vectors: builtins.list[builtins.list[float]],
+        payloads: builtins.list[dict[str, Any]] | None = None,
+        ids: list[str] | None = None,
+    ) -> Any:
+        """Store rows, then report them.
+
+        Raises:
+            ConfigError: the vectors' length is not the store's; nothing was written.
+        """
+        self._check_dims(vectors)
+        result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
+        self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
+        return result
+
+    def update(self, vector_id: str, vector: list[float] | None = None, payload: dict[str, Any] | None = None) -> Any:
+        """Change a row, then report its new revision. Raises as ``insert``."""
+        self._check_dims([vector] if vector is not None else [])
+        with self._stripe(vector_id):
+            result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
+            if vector is None or payload is None:  # some stores merge what they are given into the row
+                row = self.inner.get(vector_id=vector_id)
+                payload = dict(getattr(row, "payload", None) or {})
+            self._report([(str(vector_id), payload, vector)])
+        return result
+
+    def delete(self, vector_id: str) -> Any:
+        """Delete a row, then report that it is gone."""
+        with self._stripe(vector_id):
+            result = self.inner.delete(vector_id=vector_id)
+            gone = self._index.discard(str(vector_id))
+            if gone is not None:
+                self._changed([], [gone])
+        return result
+
+    def reset(self) -> Any:
+        """Delete all rows, then report that they are gone."""
+        result = self.inner.reset()
+        self._changed([], self._index.clear())
+        return result
+
+    def delete_col(self) -> Any:
+        """As ``reset``, and the collection with them."""
+        result = self.inner.delete_col()
+        self._changed([], self._index.clear())
+        return result
+
+    # Read, as they are.
+
+    def create_col(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.create_col(*args, **kwargs)
+
+    def search(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.search(*args, **kwargs)
+
+    def search_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.search_batch(*args, **kwargs)
+
+    def keyword_search(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.keyword_search(*args, **kwargs)
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.get(*args, **kwargs)
+
+    def list(self, *args: Any, **kwargs: Any) -> Any:
+        """See Mem0."""
+        return self.inner.list(*args, **kwargs)
+
+    def list_cols(self) -> Any:
+        """See Mem0."""
+        return self.inner.list_cols()
+
+    def col_info(self) -> Any:
+        """See Mem0."""
+        return self.inner.col_info()
+
+    def _stripe(self, row: object) -> threading.Lock:
+        return self._stripes[hash(str(row)) % STRIPES]
+
+    def _report(self, rows: Sequence[tuple[str, Mapping[str, Any], Sequence[float] | None]]) -> None:
+        changes = [self._index.put(*row) for row in rows]
+        self._changed([new for new, _ in changes if new], [before for _, before in changes if before])
+
+    def _check_dims(self, vectors: Sequence[Sequence[float]]) -> None:
+        expected = getattr(self.inner, "embedding_model_dims", None)
+        for vector in vectors:
+            if isinstance(expected, int) and len(vector) != expected:
+                raise ConfigError(
+                    f"The embedder gives {len(vector)} numbers per text, the collection was made for {expected}. Set "
+                    f"vector_store.config.embedding_model_dims={len(vector)} and use a new collection_name."
+                )
