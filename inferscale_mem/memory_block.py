@@ -39,7 +39,9 @@ _QUOTES = "\"'“”‘’«»„`"
 _GLUED_BEFORE = re.compile(rf"""(?:[{_QUOTES}(\[{{<*_~|#•·+–—-]|\\(?:u[0-9a-fA-F]{{4}}|["'nrt]))$""")
 _BULLET_BEFORE = re.compile(r"(?:(?<=\s)|^)[-*+•·–—|#→>]+$")
 _NUMBER_BEFORE = re.compile(r"(?<=[:;,.|]\s)(?:\(?\d+[.)]|\[\d+\]:?|#\d+:?)$")
-_KEY_BEFORE = re.compile(f"{_KEY.pattern}$")
+_KEY_BEFORE = re.compile(rf"{_KEY.pattern}\s*$")
+_COMMA_BEFORE = re.compile(r"\s*,\s*$")
+_COMMA_BEHIND = re.compile(r"\s*,[ \t]*")
 _BEHIND = re.compile(
     rf"""(?:[)\]}}>*_~|.,;:!?…。、，；：]|\\?[{_QUOTES}](?!\w))*(?:[ \t]+[-–—|,;]+(?=\s))?[ \t]*"""
 )
@@ -47,7 +49,7 @@ _BEHIND = re.compile(
 
 def remove(text: str, spans: Spans, keep: Spans = ()) -> str:
     """The text without ``spans`` and their decoration. Spans to ``keep`` are words, whatever they look like."""
-    return _without(text, _holes(text, spans, keep))
+    return _without(text, _holes(text, spans, keep)) if spans else text
 
 
 def split(text: str, spans: Spans, keep: Spans = ()) -> tuple[str, str]:
@@ -78,12 +80,13 @@ def _without(text: str, holes: Sequence[Range]) -> str:
     for hole in holes:
         left = _joined(left, text[at : hole.start])
         at = hole.end
-    return _joined(left, text[at:]) if holes else text
+    return _joined(left, text[at:])
 
 
 def _joined(left: str, right: str) -> str:
-    touching = left and right and not left[-1].isspace() and not right[0].isspace()
-    return f"{left} {right}" if touching else left + right
+    edges = left[-1:], right[:1]
+    apart = not all(edges) or any(edge.isspace() for edge in edges) or not any(edge.isalnum() for edge in edges)
+    return left + right if apart else f"{left} {right}"
 
 
 # From spans to holes.
@@ -93,16 +96,33 @@ def _holes(text: str, spans: Spans, keep: Spans) -> list[Range]:
     """What to cut: each run of spans with nothing but decoration in between, and the decoration around the run."""
     inner = sorted(Range(*span) for span in spans)
     holes = _widened(text, inner, keep)
-    emptied = [x for x in literals_around(text, inner) if _wordless(_cut_out(text, x, holes)) and not _touches(keep, x)]
-    if not emptied:
+    literals = literals_around(text, inner)
+    emptied = [x for x in literals if _wordless(_cut_out(text, x, holes)) and not _touches(keep, x)]
+    telling = [x for x in literals if x not in emptied]
+    if not literals:
         return holes
-    outside = [s for s in inner if not any(x.start <= s.start and s.end <= x.end for x in emptied)]
-    return _widened(text, sorted([*outside, *emptied]), keep)
+    outside = [s for s in inner if not _touches(literals, s)]
+    entries = [_entry(text, s) for s in inner if _touches(telling, s)]
+    return sorted([*_widened(text, sorted([*outside, *emptied]), [*keep, *telling]), *entries])
+
+
+def _entry(text: str, span: Range) -> Range:
+    """What goes with a span that is all of a literal's string: its quotes, its key, and a comma."""
+    start, end = span.start - 1, span.end + 1
+    if text[start] not in "\"'" or text[end - 1 : end] != text[start]:
+        return span
+    floor = max(0, start - MAX_DECORATION)
+    if key := _KEY_BEFORE.search(text[floor:start]):
+        start = floor + key.start()
+    if comma := _COMMA_BEHIND.match(text, end):
+        return Range(start, comma.end())
+    comma = _COMMA_BEFORE.search(text[floor:start])
+    return Range(floor + comma.start() if comma else start, end)
 
 
 def _widened(text: str, spans: list[Range], keep: Spans) -> list[Range]:
     runs = list(_runs(text, spans, keep))
-    ceilings = [*(run[0].start for run in runs[1:]), len(text)]
+    ceilings = [*(run[0].start for run in runs[1:]), len(text)] if runs else []
     holes: list[Range] = []
     for run, ceiling in zip(runs, ceilings, strict=True):
         start = _widened_left(text, run, holes[-1].end if holes else 0)
