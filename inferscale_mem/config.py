@@ -15,9 +15,10 @@ What is given in code wins over the environment, the environment over the defaul
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -142,7 +143,23 @@ class InferScaleConfig:
         encoding = given.get("encoding") or {}
         if isinstance(encoding, Mapping):
             given["encoding"] = _build(EncodingConfig, encoding, "encoding.")
-        return _build(cls, given, "")
+        built: InferScaleConfig = _build(cls, given, "")
+        return built
+
+
+@contextlib.contextmanager
+def vllm_multiprocessing(on: bool) -> Iterator[None]:
+    """vLLM reads from the environment whether its core runs in a process of its own; set it for a block."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "1" if on else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _build(kind: type[Any], settings: Mapping[str, Any], prefix: str) -> Any:

@@ -108,7 +108,8 @@ def _order(given: Mapping[str, Any], num_tokens: int) -> Order:
         raise InputError(f"version {given['v']!r} of the protocol; this engine speaks {VERSION}")
     if given["op"] not in OPS:
         raise InputError(f"op {given['op']!r} is not one of {', '.join(OPS)}")
-    segments = tuple(WireSegment(_count(n), _name(record), _name(handle)) for n, record, handle in given.get("segments") or ())
+    parts = given.get("segments") or ()
+    segments = tuple(WireSegment(_count(n), _name(record), _name(handle)) for n, record, handle in parts)
     if sum(segment.length for segment in segments) > num_tokens:
         raise InputError("segments are longer than the prompt")
     spans = tuple(_span(span) for span in given.get("spans") or ())

@@ -199,10 +199,10 @@ class Directory:
         if record is not None:
             self._forget(record)
 
-    def drop(self, handles: Sequence[str]) -> int:
-        """Forget every record of these handles, those being encoded included; returns how many there were."""
-        doomed = set(handles)
-        found = [r for r in [*self._ready.values(), *self._pending.values()] if r.handle in doomed]
+    def drop(self, names: Sequence[str]) -> int:
+        """Forget records by handle or by name, those being encoded included; returns how many there were."""
+        doomed = set(names)
+        found = [r for r in [*self._ready.values(), *self._pending.values()] if doomed & {r.handle, r.name}]
         for record in found:
             self._pending.pop(record.generation, None)
             self._forget(record)

@@ -62,7 +62,7 @@ def learn_packing(write: WriteBlocks, scratch: torch.Tensor, head_size: int) -> 
     shape = (block_size, heads, head_size)
     count = block_size * heads * head_size
     if width != 2 * head_size:
-        raise EngineError(f"a cache block of {tuple(scratch.shape)} does not hold keys and values of {head_size} elements")
+        raise EngineError(f"cache blocks of {tuple(scratch.shape)} do not hold keys and values of {head_size} elements")
     numbers = torch.arange(1, 2 * count + 1, device=scratch.device)
     slots = torch.arange(block_size, device=scratch.device)
     landed = torch.zeros(2 * count, dtype=torch.int64, device=scratch.device)

@@ -1,6 +1,6 @@
 """The connector that vLLM loads: ``kv_connector_module_path="inferscale_mem.kv.connector"``.
 
-``InferScaleConnector`` only passes vLLM's hooks on: to ``SchedulerSide`` in the scheduler, to ``WorkerSide`` in workers.
+``InferScaleConnector`` only passes vLLM's hooks on, to ``SchedulerSide`` in the scheduler and ``WorkerSide`` in workers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 DEFAULT_RECORD_BYTES = 1 << 30
 
 
-class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM's hooks. Settings (``kv_connector_extra_config``):
 
-    ``record_bytes``: budget for records, per rank. ``handle_key_file``: file with the hex key that signs handles; without
-    it handles are compared with those the records were made with, but their tags are not checked.
+    ``record_bytes``: budget for records, per rank. ``handle_key_file``: file with the hex key that signs handles;
+    without it handles are compared with those the records were made with, but their tags are not checked.
     ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved.
     """
 

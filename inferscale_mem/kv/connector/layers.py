@@ -121,7 +121,7 @@ def find_layers(config: VllmConfig, cache_config: KVCacheConfig) -> list[CachedL
     layers = []
     for name, module in modules.items():
         group, spec = layer_specs(cache_config)[name]
-        rope = _rope(parents.get(name), config, tables, module.kv_cache.device)
+        rope = _rope(parents.get(name), config, tables)
         packing = _packing(module, packings)
         layers.append(
             CachedLayer(name, module, group, spec.block_size, module.num_kv_heads, module.head_size, rope, packing)
@@ -142,9 +142,7 @@ def _parents(modules: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
     return found
 
 
-def _rope(
-    parent: torch.nn.Module | None, config: VllmConfig, tables: dict[int, RopeTable], device: torch.device
-) -> RopeTable | None:
+def _rope(parent: torch.nn.Module | None, config: VllmConfig, tables: dict[int, RopeTable]) -> RopeTable | None:
     if parent is None or not getattr(parent, "use_rope", True):
         return None
     rotary = getattr(parent, "rotary_emb", None)
@@ -152,8 +150,8 @@ def _rope(
         return None
     if id(rotary) not in tables:
         model = config.model_config
-        table = RopeTable.from_module(rotary, dtype=model.dtype, max_positions=model.max_model_len)
-        tables[id(rotary)] = table.to(device)
+        assert isinstance(model.dtype, torch.dtype)
+        tables[id(rotary)] = RopeTable.from_module(rotary, dtype=model.dtype, max_positions=model.max_model_len)
     return tables[id(rotary)]
 
 

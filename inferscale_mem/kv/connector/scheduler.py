@@ -49,7 +49,7 @@ class Job:
     """
 
     order: wire.Order
-    match: Match = Match()
+    match: Match = field(default_factory=Match)
     end: int = 0
     local: int = 0
     injected: int = 0
@@ -197,9 +197,8 @@ class SchedulerSide:
             first = computed[name]
             last = first + output.num_scheduled_tokens[name]
             block_table = block_state.resolve_block_ids(name)
-            step.captures += [
-                capture for m in job.making if (capture := _capture(m, first, last, block_table, job.order.op == "probe"))
-            ]
+            parts = (_capture(span, first, last, block_table, job.order.op == "probe") for span in job.making)
+            step.captures += [part for part in parts if part is not None]
         return step
 
     # A step is done, a request is done.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from vllm import _custom_ops as ops
 
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
@@ -48,8 +49,7 @@ class WorkerSide:
             keys, values = family.slab.read(rows.to(device))
             where = positions.to(device)
             for rope, members in family.ropes:
-                if rope is not None:
-                    keys[members] = rotate(keys[members], where, rope)
+                _rotate_in_place(keys, members, where, rope)
             slots = _slots_by_group(family.layers, step.loads, device)
             for index, layer in enumerate(family.layers):
                 at, kept = slots[layer.group]
@@ -82,6 +82,18 @@ class WorkerSide:
                 length = capture.rows.offset + capture.rows.count
                 whole = torch.tensor(token_rows(capture.rows.pages, 0, length), device=device)
                 self._report.deviations[layer.name] = _deviation(family.slab.keys[index, whole])
+
+
+def _rotate_in_place(
+    keys: torch.Tensor, members: slice | list[int], positions: torch.Tensor, rope: RopeTable | None
+) -> None:
+    if rope is None:
+        return
+    kernel = ops.rotary_embedding if keys.dtype == rope.dtype else None
+    if isinstance(members, slice):
+        rotate(keys, positions, rope, out=keys, kernel=kernel)
+    else:
+        keys[members] = rotate(keys[members], positions, rope, kernel=kernel)
 
 
 def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
@@ -119,7 +131,7 @@ def _slots_by_group(
     layers: Sequence[CachedLayer], loads: Sequence[Load], device: torch.device
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor | None]]:
     """Per KV cache group: slots to write, and which tokens to leave out (None: none)."""
-    found = {}
+    found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for group, block_size in {layer.group: layer.block_size for layer in layers}.items():
         slots = torch.cat([_slots(rows, load.block_table[group], block_size) for load in loads for rows in load.rows])
         kept = slots // block_size != NULL_BLOCK

@@ -1,0 +1,108 @@
+"""What an engine checks about itself at start, with a handful of ordinary requests.
+
+1. *Ropes.* In a prompt that repeats one token, values are equal at all positions, so attention returns the same vector
+   everywhere whatever its weights, and, layer by layer, keys before RoPE are equal at all positions. If un-rotated keys
+   differ, we undo another rotation than the engine applies (DESIGN: encoding and injecting at the same positions could
+   not see it, since a wrong rotation cancels out there).
+2. *Layout.* A prefix is encoded in two records and injected; the next token's log-probs must be those of plain prefill.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from inferscale_mem import wire
+from inferscale_mem.errors import SelfTestError, UnsupportedModelError
+from inferscale_mem.types import EncodePlan, EngineInfo, PromptPlan, Segment, Span
+
+Ask = Callable[..., Awaitable[Any]]
+Logprobs = Callable[[list[int], dict[str, Any], int], Awaitable[tuple[Mapping[int, float], Any]]]
+
+PROBE_TOKENS = 384
+MAX_DEVIATION = 0.1
+"""Relative. Rounding gives some 0.01 in bfloat16 and 1e-6 in float32, a wrong rotation about 1."""
+MAX_KL = 0.05
+"""Nats, over the most likely tokens. bfloat16 rounding gives some 0.002, a wrong layout several."""
+TOP = 50
+TOKEN_RANGE = (1000, 20000)
+ROPE = "self-test.rope"
+LAYOUT = ("self-test.header", "self-test.fact")
+
+
+async def run_self_test(model: str, info: EngineInfo, ask: Ask, logprobs: Logprobs) -> None:
+    """Check ropes, then layout.
+
+    Args:
+        model: name, for messages.
+        info: of the engine.
+        ask: sends (kv_transfer_params, token ids), returns the connector's answer.
+        logprobs: sends (token ids, kv_transfer_params, top), returns first-token log-probs and the answer.
+
+    Raises:
+        UnsupportedModelError: a layer's rotation is not the one we undo.
+        SelfTestError: injected KV gives other answers than plain prefill.
+    """
+    await _check_ropes(model, info, ask)
+    await _check_layout(model, info, ask, logprobs)
+    await ask(wire.drop_params([ROPE, *LAYOUT]))
+
+
+async def _check_ropes(model: str, info: EngineInfo, ask: Ask) -> None:
+    length = min(PROBE_TOKENS, info.max_model_len - 1, info.record_bytes // info.bytes_per_token)
+    tokens = (TOKEN_RANGE[0],) * length
+    plan = EncodePlan((Segment("text", tokens),), (Span(ROPE, 0, length),))
+    await ask(wire.encode_params(plan, op="probe"), tokens)
+    deviations = (await ask(wire.status_params()))["deviations"]
+    if not deviations:
+        raise SelfTestError("The workers did not report the rope probe; is this the tested vLLM version?")
+    wrong = {layer: value for layer, value in deviations.items() if not value <= MAX_DEVIATION}
+    if wrong:
+        worst = max(wrong, key=lambda layer: wrong[layer])
+        raise UnsupportedModelError(
+            model,
+            [
+                f"keys of {len(wrong)} of {len(deviations)} layers depend on position after their rotation is undone "
+                f"(worst: {worst}, {wrong[worst]:.2g} relative), so its positional encoding is not the one known here"
+            ],
+        )
+
+
+async def _check_layout(model: str, info: EngineInfo, ask: Ask, logprobs: Logprobs) -> None:
+    header, fact, rest = info.block_size + 5, 7, 3
+    if header + fact + rest >= info.max_model_len or (header + fact) * info.bytes_per_token > info.record_bytes:
+        header, fact, rest = 5, 4, 2
+    chosen = random.Random(0)
+    tokens = [chosen.randrange(*TOKEN_RANGE) for _ in range(header + fact + rest)]
+    parts = (tuple(tokens[:header]), tuple(tokens[header : header + fact]), tuple(tokens[header + fact :]))
+    plan = EncodePlan(
+        tuple(Segment("text", part) for part in parts),
+        (Span(LAYOUT[0], 0, header), Span(LAYOUT[1], header, header + fact)),
+    )
+    encoded = wire.encode_report(plan, await ask(wire.encode_params(plan), tokens), "")
+    if set(encoded.encoded) != set(LAYOUT):
+        raise SelfTestError(f"Records were not made at start: {encoded.refused}")
+    stored = [Segment("header", part, name) for part, name in zip(parts, LAYOUT, strict=False)]
+    segments = (*stored, Segment("text", parts[2]))
+    plain, _ = await logprobs(tokens, {}, TOP)
+    injected, answer = await logprobs(tokens, wire.inject_params(PromptPlan(segments)), TOP)
+    if not answer or answer.get("tokens_injected") != header + fact:
+        raise SelfTestError(f"Records were made but not injected at start: {answer}")
+    kl = divergence(plain, injected)
+    if not kl <= MAX_KL:
+        raise SelfTestError(
+            f"With injected KV, {model} answers differently than with plain prefill (KL {kl:.3g} nats over the {TOP} "
+            "most likely tokens). Please report model, GPU and vLLM version; connector=False serves without memory."
+        )
+
+
+def divergence(plain: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """KL divergence in nats over the tokens both name, the rest taken as one token."""
+    common = plain.keys() & other.keys()
+    p = [math.exp(plain[token]) for token in common]
+    q = [math.exp(other[token]) for token in common]
+    p.append(max(1 - sum(p), 1e-9))
+    q.append(max(1 - sum(q), 1e-9))
+    return sum(a * (math.log(max(a, 1e-12)) - math.log(max(b, 1e-12))) for a, b in zip(p, q, strict=True))
