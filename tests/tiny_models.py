@@ -65,8 +65,9 @@ def make_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
 
 
 def _unprintable() -> list[int]:
-    tokens = tokenizer()
-    return [i for i in range(VOCAB) if not (tokens.decode([i]).isascii() and tokens.decode([i]).isprintable() and i < 256)]
+    made = tokenizer()
+    texts = {i: made.decode([i]) for i in range(256)}
+    return [i for i in range(VOCAB) if not (texts.get(i, "\0").isascii() and texts.get(i, "\0").isprintable())]
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -13,6 +13,7 @@ from inferscale_mem.kv.directory import LAST, Directory, Record, Wanted
 from inferscale_mem.types import EncodePlan, InjectReport, Miss, PromptPlan, Sampling, Segment
 
 OFF = "the engine was started with connector=False"
+DROPPED = "dropped while it was being encoded"
 
 
 @dataclass(frozen=True)

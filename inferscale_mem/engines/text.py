@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from inferscale_mem.types import Sampling
+
 REPLACEMENT = "\ufffd"
 """What decoders put where bytes do not make a character (yet)."""
 
@@ -71,3 +73,39 @@ class StopFilter:
         """Length of the longest end of the held text that begins ``stop``."""
         longest = min(len(stop) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class AnswerText:
+    """Text of one answer as its tokens come, and where it ends.
+
+    Args:
+        decode: text of tokens, special ones left out.
+        sampling: ``max_tokens`` is set.
+        end_tokens: any of them ends the answer, unless ``ignore_eos``.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], sampling: Sampling, end_tokens: Sequence[int]) -> None:
+        self.tokens: list[int] = []
+        self._sampling = sampling
+        self._end_tokens = frozenset(end_tokens)
+        self._detokenizer = Detokenizer(decode)
+        self._stop = StopFilter(sampling.stop)
+
+    def add(self, token: int, complete: bool = False) -> tuple[str, str | None]:
+        """New text, and why the answer ends here if it does: "stop" or "length".
+
+        Args:
+            complete: nothing can follow this token.
+        """
+        self.tokens.append(token)
+        text, stopped = self._detokenizer.add(token), False
+        if len(self.tokens) > self._sampling.min_tokens:
+            text, stopped = self._stop.add(text)
+        if stopped:
+            return text, "stop"
+        ended = complete or (token in self._end_tokens and not self._sampling.ignore_eos)
+        if not ended and len(self.tokens) != self._sampling.max_tokens:
+            return text, None
+        last, stopped = self._stop.add(self._detokenizer.finish())
+        rest = "" if stopped else self._stop.finish()
+        return text + last + rest, "stop" if ended or stopped else "length"

@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 PREFILL_TOKENS = 1024
 """Prompt tokens computed at once, unless engine.max_batched_tokens says otherwise: bounds memory, lets others in."""
-DROPPED = "dropped while it was being encoded"
 
 
 class TransformersEngine(EngineBase):
@@ -127,7 +126,7 @@ class TransformersEngine(EngineBase):
             for _, record in making:
                 self._directory.abandon(record.generation)
         self._directory.counters["tokens_injected"] += context.tokens
-        refused.update({span.record: DROPPED for span, _ in making if span.record not in encoded})
+        refused.update({span.record: requests.DROPPED for span, _ in making if span.record not in encoded})
         based_on = tuple(record.name for record in context.records)
         return EncodeReport(encoded, refused, end - context.tokens, context.tokens, based_on)
 

@@ -10,7 +10,7 @@ from inferscale_mem.engines.hf.cache import RecordingCache
 from inferscale_mem.engines.hf.guided import Guide
 from inferscale_mem.engines.hf.model import HFModel
 from inferscale_mem.engines.hf.sampling import Sampler, top_logprobs
-from inferscale_mem.engines.text import Detokenizer, StopFilter
+from inferscale_mem.engines.text import AnswerText
 from inferscale_mem.protocols import ChatTokenizer
 from inferscale_mem.types import Chunk, Sampling
 
@@ -37,13 +37,15 @@ class Answer:
         guide: Guide | None,
     ) -> None:
         self.index = index
-        self.tokens: list[int] = []
         self._sampling = sampling
-        self._end_tokens = frozenset(end_tokens)
         self._guide = guide
         self._sampler = Sampler(sampling, prompt, index, end_tokens)
-        self._detokenizer = Detokenizer(tokenizer.decode)
-        self._stop = StopFilter(sampling.stop)
+        self._text = AnswerText(tokenizer.decode, sampling, end_tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Token ids so far."""
+        return self._text.tokens
 
     def add(self, logits: torch.Tensor) -> Chunk:
         """Choose the next token from logits [vocab] float32."""
@@ -51,27 +53,11 @@ class Answer:
         if self._guide is not None:
             self._guide.mask(adjusted)
         token = self._sampler.choose(adjusted)
-        self.tokens.append(token)
         complete = self._guide is not None and self._guide.accept(token)
-        text, reason = self._advance(token, complete)
+        text, reason = self._text.add(token, complete)
         wanted = self._sampling.logprobs
         logprobs = None if wanted is None else (top_logprobs(logits, token, wanted),)
         return Chunk(self.index, text, (token,), logprobs, reason)
-
-    def _advance(self, token: int, complete: bool) -> tuple[str, str | None]:
-        """New text, and why the answer ends here if it does."""
-        text = self._detokenizer.add(token)
-        stopped = False
-        if len(self.tokens) > self._sampling.min_tokens:
-            text, stopped = self._stop.add(text)
-        if stopped:
-            return text, "stop"
-        ended = token in self._end_tokens and not self._sampling.ignore_eos
-        if not (ended or complete or len(self.tokens) == self._sampling.max_tokens):
-            return text, None
-        last, stopped = self._stop.add(self._detokenizer.finish())
-        rest = "" if stopped else self._stop.finish()
-        return text + last + rest, "stop" if ended or complete or stopped else "length"
 
 
 class Answers:

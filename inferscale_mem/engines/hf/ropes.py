@@ -77,8 +77,8 @@ def _pair_lengths(keys: torch.Tensor, table: RopeTable | None) -> torch.Tensor:
     if table is None:
         return keys.abs()
     turned, rest = keys[..., : table.rotary_dim], keys[..., table.rotary_dim :]
-    shape = (2, -1) if table.is_neox_style else (-1, 2)
-    pairs = turned.unflatten(-1, shape).norm(dim=-2 if table.is_neox_style else -1)
+    halves = turned.chunk(2, dim=-1) if table.is_neox_style else (turned[..., 0::2], turned[..., 1::2])
+    pairs = torch.hypot(*halves)
     return torch.cat((pairs, rest.abs()), dim=-1)
 
 
