@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from inferscale_mem.encoding import Policy, encode_plan
 from inferscale_mem.handles import HandleSigner, split
@@ -13,7 +13,7 @@ from inferscale_mem.jobs import Job, made_at, oldest_first, rebuild_order
 from inferscale_mem.ledger import rounded
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine, FactIndex
-from inferscale_mem.types import Fact
+from inferscale_mem.types import EncodePlan, Fact
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +76,43 @@ class FactEncoder:
         logger.info("Encoding %d of %d facts in the background", len(order), len(facts))
         return [self.job(fact) for fact in order]
 
-    def encode(self, job: Job) -> Outcome | None:
+    def encode(self, job: Job, is_ready: Callable[[str], bool]) -> Outcome | None:
         """Encode a job's fact; None if the index does not have it (any more).
 
+        Args:
+            job: names the fact.
+            is_ready: whether a record (by id) can be injected as context.
+
         Raises:
-            InputError: it can never be encoded as it is.
+            InputError, ModelError: it can never be encoded as it is.
             EngineClosedError: the engine is closed.
             Exception: whatever index and engine raise.
         """
         fact = self._index.get(job.fact_id) if job.fact_id else self._index.by_handle_id(split(job.handle)[0])
         if fact is None or self._signer.mint(fact) != job.handle:
             return None
-        plan = encode_plan(self._policy, fact, job.handle, self._index, self._planner, self._signer.mint)
+        plan = encode_plan(
+            self._policy,
+            fact,
+            job.handle,
+            self._index,
+            self._planner,
+            self._signer.mint,
+            max_tokens=self._engine.info.max_model_len - 1,  # An encode request makes one token, which is not kept.
+            is_ready=is_ready,
+        )
         for segment in plan.segments:
             if segment.kind == "header":
                 self._headers.ensure(segment)
-        report = self._engine.encode(plan)
+        report = self._engine.encode(_unread(plan))
         record = self._planner.record_id(job.handle)
         refused = None if record in report.encoded else report.refused.get(record, "the engine did not keep it")
         # Context that was prefilled as text has been seen no less than context that was injected.
         context = frozenset(s.handle for s in plan.segments if s.handle is not None and s.handle != job.handle)
         return Outcome(refused, context, made_at(fact), report.tokens_prefilled, report.tokens_injected)
+
+
+def _unread(plan: EncodePlan) -> EncodePlan:
+    """What is to be made is not to be read, should the engine have it already: from an earlier recorder, say."""
+    made = {span.record for span in plan.spans}
+    return replace(plan, segments=tuple(replace(s, record=None) if s.record in made else s for s in plan.segments))

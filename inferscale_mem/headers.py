@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferscale_mem.errors import EngineClosedError, EngineError, InputError
 from inferscale_mem.protocols import Engine
@@ -179,7 +179,8 @@ class HeaderRecords:
 
 
 def _plan(header: Segment) -> EncodePlan:
-    return EncodePlan((header,), (Span(str(header.record), 0, len(header.token_ids)),))
+    # Without its record's id: what is to be made is not to be read, should the engine have it after all.
+    return EncodePlan((replace(header, record=None),), (Span(str(header.record), 0, len(header.token_ids)),))
 
 
 def _settled(value: bool) -> Future[bool | None]:

@@ -197,7 +197,8 @@ class Ledger:
         """
         standing = self._dependence.standing_on(handles)
         doomed = [*handles, *sorted(standing)]
-        again = [job for h in doomed if (job := self._ready.pop(self._record_id(h), None)) and h in standing]
+        records = [self._record_id(handle) for handle in doomed]
+        again = [job for record in records if (job := self._ready.pop(record, None)) and job.handle in standing]
         for handle in handles:
             self.queue.discard(handle)
             self._failed.pop(handle, None)

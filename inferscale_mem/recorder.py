@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 
 from inferscale_mem.encoding import Policy
-from inferscale_mem.errors import EngineClosedError, InputError
+from inferscale_mem.errors import EngineClosedError, InputError, ModelError
 from inferscale_mem.fact_encoder import FactEncoder, Outcome
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.headers import HeaderRecords
@@ -134,6 +134,7 @@ class Recorder:
         Whatever has seen them while it was encoded is dropped too, and queued again.
 
         Raises:
+            HandleError: a string is not a handle; nothing was removed.
             EngineError: the engine failed; the facts are not ready all the same.
         """
         handles = list(dict.fromkeys(g if isinstance(g, str) else self._signer.mint(g) for g in gone))
@@ -243,7 +244,7 @@ class Recorder:
 
     def _encode(self, flight: Flight) -> None:
         try:
-            outcome = self._encoder.encode(flight.job)
+            outcome = self._encoder.encode(flight.job, self.is_ready)
             if outcome is None:
                 self._skip(flight)
             elif self._settle(flight, outcome):
@@ -255,7 +256,7 @@ class Recorder:
                 if not flight.dead:
                     self._ledger.queue.put(flight.job)
             raise
-        except InputError as error:
+        except (InputError, ModelError) as error:
             self._fail(flight, str(error), final=True)
         except Exception as error:
             # Whatever it was, the next fact deserves its turn; this one's failure is kept, shown and retried.

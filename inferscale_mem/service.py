@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +13,17 @@ from inferscale_mem.config import EncodingConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.errors import BudgetError, FactError, HandleError, ScopeError
 from inferscale_mem.handles import HandleSigner, split
-from inferscale_mem.prompt import PromptPlanner
+from inferscale_mem.kv.directory import ABSENT
+from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex
 from inferscale_mem.recorder import Recorder
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = "unknown or no longer valid"
 FOREIGN = "belongs to another owner"
 MIXED = "the request's memories belong to more than one owner"
 NO_CONNECTOR = "the engine runs without the memory connector"
-NOT_ENCODED = "not encoded yet"
 TEXT_TAIL = "left to the text tail"
 NOT_INJECTED = "the engine did not inject it"
 
@@ -64,7 +64,8 @@ class MemoryService:
         self.signer = signer
         self.config = config
         policy = parse_policy(config.policy)
-        self.planner = PromptPlanner(engine.tokenizer, f"{engine.info.fingerprint}/{policy.name}")
+        made_by = f"{engine.info.fingerprint} {policy.name}".encode()
+        self.planner = PromptPlanner(engine.tokenizer, hashlib.sha256(made_by).hexdigest()[:16])
         self.recorder = Recorder(engine, index, signer, self.planner, policy)
         self._warned_forged = False
 
@@ -143,7 +144,6 @@ class MemoryService:
             except ScopeError:
                 missed.update((handle, Miss(handle, MIXED)) for handle in facts)
                 facts = {}
-        self.recorder.recheck(handle for handle, miss in missed.items() if miss.reason == UNKNOWN)
         return Resolved(facts, tuple(missed.values()), scope)
 
     def _genuine(self, handle: str) -> Fact | None:
@@ -153,6 +153,7 @@ class MemoryService:
             return None
         fact = self.index.by_handle_id(handle_id)
         if fact is None:
+            self.recorder.recheck([handle])
             return None
         if not self.signer.verify(handle, fact.scope):
             if not self._warned_forged:
@@ -212,7 +213,8 @@ class MemoryService:
             PromptTooLongError: prompt and answer do not fit the model's context.
             EngineClosedError: the engine is closed.
         """
-        if header := _header_to_inject(plan):
+        check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
+        if header := self._header_to_inject(plan):
             self.recorder.ensure_header(header)
         chunks = self.engine.generate(plan, sampling)
         try:
@@ -224,7 +226,8 @@ class MemoryService:
 
     async def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         """As generate, on any event loop."""
-        if header := _header_to_inject(plan):
+        check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
+        if header := self._header_to_inject(plan):
             await self.recorder.aensure_header(header)
         chunks = self.engine.agenerate(plan, sampling)
         try:
@@ -267,20 +270,18 @@ class MemoryService:
     def _why_not(self, fact: Segment, handle: str, said: dict[str, str]) -> str:
         if not self.engine.info.connector:
             return NO_CONNECTOR
-        if fact.record is not None:
-            return said.get(handle, NOT_INJECTED)
-        if failure := self.recorder.failure(handle):
-            return f"{NOT_ENCODED}: {failure}"
-        ready = self.config.text_tail and self.recorder.is_ready(self.planner.record_id(handle))
-        return TEXT_TAIL if ready else NOT_ENCODED
+        if fact.record is None:
+            return TEXT_TAIL
+        reason = said.get(handle, NOT_INJECTED)
+        failure = self.recorder.failure(handle) if reason == ABSENT else None
+        return f"{reason}: {failure}" if failure else reason
+
+    def _header_to_inject(self, plan: PromptPlan) -> Segment | None:
+        """The plan's header, if anything can be injected behind it."""
+        header = plan.segments[0] if plan.segments else None
+        ready = any(fact.record is not None and self.recorder.is_ready(fact.record) for fact in plan.facts)
+        return header if header is not None and header.kind == "header" and ready else None
 
     def close(self) -> None:
         """Stop encoding; safe to call twice. The engine stays open."""
         self.recorder.close()
-
-
-def _header_to_inject(plan: PromptPlan) -> Segment | None:
-    """The plan's header, if anything is to be injected behind it."""
-    if not plan.segments or plan.segments[0].kind != "header" or not any(fact.record for fact in plan.facts):
-        return None
-    return plan.segments[0]
