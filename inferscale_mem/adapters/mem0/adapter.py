@@ -17,7 +17,7 @@ from inferscale_mem.adapters.mem0.core import Core
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.llm import EngineLLM
-from inferscale_mem.adapters.mem0.qdrant import locked, serial
+from inferscale_mem.adapters.mem0.qdrant import locked, serialised
 from inferscale_mem.adapters.mem0.store import FactStore
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.config import InferScaleConfig
@@ -114,9 +114,7 @@ class Adapter:
         if not isinstance(me.vector_store, VectorStoreBase):
             logger.warning("%s is no Mem0 vector store: no handles, no records.", type(me.vector_store).__name__)
             return
-        self._raw_store = me.vector_store
-        if me.config.vector_store.provider == "qdrant":
-            me.vector_store.client = serial(me.vector_store.client)
+        self._raw_store = serialised(me.vector_store)
         defaults.fit_dims(me.embedding_model, me.vector_store, me.config)
         key = load_key(settings)
         signer = HandleSigner(key, defaults.store_name(me.config))
@@ -144,9 +142,7 @@ class Adapter:
         me: Any = self
         if self._core is None or isinstance(me.vector_store, FactStore):
             return
-        self._raw_store = me.vector_store
-        if me.config.vector_store.provider == "qdrant":
-            me.vector_store.client = serial(me.vector_store.client)
+        self._raw_store = serialised(me.vector_store)
         me.vector_store = FactStore(me.vector_store, self._core.index, self._core.changed)
 
     def _release(self) -> None:

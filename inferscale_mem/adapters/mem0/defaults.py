@@ -12,6 +12,7 @@ from mem0.embeddings.configs import EmbedderConfig
 from mem0.llms.configs import LlmConfig
 from mem0.utils.factory import EmbedderFactory, LlmFactory
 from mem0.vector_stores.configs import VectorStoreConfig
+from qdrant_client import QdrantClient
 
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
 from inferscale_mem.adapters.mem0.llm import EngineLLM
@@ -33,8 +34,7 @@ def register() -> None:
 
 def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryConfig:
     """The app's Mem0 settings, with what it left out filled in. Nothing the app set is changed."""
-    given = MemoryConfig.model_construct(_fields_set=set()) if given is None else given
-    known = {name: getattr(given, name) for name in given.model_fields_set}
+    known = {} if given is None else _set(given)
     embedder = known.get("embedder") or _construct(EmbedderConfig, {})
     if embedder.provider == PROVIDER:
         embedder = _construct(EmbedderConfig, {"model": resolve_embedder(settings), **(embedder.config or {})})
@@ -44,7 +44,7 @@ def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryCo
     known["vector_store"] = _vector_store(known.get("vector_store"), embedder, settings)
     for path in _folders(known):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return MemoryConfig(**known)
+    return (given or MemoryConfig()).model_copy(update=known)
 
 
 def read(config: Mapping[str, Any], settings: InferScaleConfig) -> MemoryConfig:
@@ -88,7 +88,7 @@ def fit_dims(embedder: Any, store: Any, config: MemoryConfig) -> None:
         ConfigError: they differ, and the collection holds something or its dimension was asked for.
     """
     gives, takes = declared_dims(embedder), getattr(store, "embedding_model_dims", None)
-    qdrant = config.vector_store.provider == "qdrant"
+    qdrant = isinstance(getattr(store, "client", None), QdrantClient)
     if qdrant:
         vectors = store.client.get_collection(store.collection_name).config.params.vectors
         takes = getattr(vectors, "size", None)
@@ -104,6 +104,20 @@ def fit_dims(embedder: Any, store: Any, config: MemoryConfig) -> None:
         f"The embedder gives {gives} numbers per text, the collection {store.collection_name!r} takes {takes}. Use the "
         f"embedder it was made with, or a new vector_store.config.collection_name with embedding_model_dims={gives}."
     )
+
+
+def _set(given: MemoryConfig) -> dict[str, Any]:
+    """The sections that the app passed, or changed afterwards."""
+    sections: dict[str, Any] = {name: getattr(given, name) for name in MemoryConfig.model_fields}
+    return {
+        name: section
+        for name, section in sections.items()
+        if name in given.model_fields_set or _plain(section) != _plain(getattr(MemoryConfig(), name))
+    }
+
+
+def _plain(section: Any) -> Any:
+    return section.model_dump(warnings=False) if hasattr(section, "model_dump") else section
 
 
 def _construct(kind: Any, config: dict[str, Any]) -> Any:

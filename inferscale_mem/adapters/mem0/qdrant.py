@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qdrant_client import QdrantClient
 from qdrant_client.local.qdrant_local import QdrantLocal
@@ -58,16 +58,19 @@ for _name, _member in vars(QdrantClient).items():
         setattr(SerialClient, _name, _one_at_a_time(_name))
 
 
-def is_embedded(client: object) -> bool:
+def is_embedded(client: object) -> TypeGuard[QdrantClient]:
     """Whether this client is Qdrant in this process, not a connection to a server."""
     if isinstance(client, SerialClient):
         client = client._inner
     return isinstance(client, QdrantClient) and isinstance(client._client, QdrantLocal)
 
 
-def serial(client: QdrantClient) -> QdrantClient:
-    """The client itself if it talks to a server, else one that is safe under threads."""
-    return SerialClient(client) if is_embedded(client) and not isinstance(client, SerialClient) else client
+def serialised(store: Any) -> Any:
+    """The same Mem0 vector store; if it is embedded Qdrant, safe under threads from now on."""
+    client = getattr(store, "client", None)
+    if is_embedded(client) and not isinstance(client, SerialClient):
+        store.client = SerialClient(client)
+    return store
 
 
 def scroll(client: QdrantClient, collection: str) -> Iterator[tuple[str, dict[str, Any], list[float] | None]]:
