@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import re
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -159,8 +160,18 @@ def _without_control_tokens(tokenizer: Any, control: Mapping[int, str]) -> Any |
     if backend is None:
         return None
     layout = json.loads(backend.to_str())
-    layout["added_tokens"] = [token for token in layout["added_tokens"] if token["id"] not in control]
-    copy = type(backend).from_str(json.dumps(layout))
+    base = backend.get_vocab_size(with_added_tokens=False)
+    kept = [token for token in layout["added_tokens"] if token["id"] not in control]
+    # Ids beyond the model's own vocabulary are counted up, so tokens there get a spelling nobody knows instead.
+    hidden = [
+        {**token, "content": secrets.token_hex(32)}
+        for token in layout["added_tokens"]
+        if token["id"] in control and token["id"] >= base
+    ]
+    for added in (sorted([*kept, *hidden], key=lambda token: int(token["id"])), []):
+        copy = type(backend).from_str(json.dumps({**layout, "added_tokens": added}))
+        if all(copy.token_to_id(token["content"]) == token["id"] for token in added):
+            break
     copy.no_truncation()
     copy.no_padding()
     return copy
