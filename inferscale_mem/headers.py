@@ -47,6 +47,9 @@ class HeaderRecords:
         self._failed: OrderedDict[str, _Failure] = OrderedDict()
         self._warned = False
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     @property
     def failures(self) -> dict[str, str]:
         """Record id -> why it could not be made."""

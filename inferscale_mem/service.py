@@ -82,13 +82,13 @@ class MemoryService:
             FactError: nothing to read in it, half a surrogate pair, or more tokens than a fact may have.
             BudgetError: its record would be larger than the whole record budget.
         """
-        if not any(character.isprintable() and not character.isspace() for character in text):
-            raise FactError("The fact is empty; give it some text.")
         if lone := next((c for c in text if "\ud800" <= c <= "\udfff"), None):
             raise FactError(
                 f"The fact has half a surrogate pair (U+{ord(lone):04X}), which is no character; decode its source "
                 "with errors='replace', or remove it."
             )
+        if not any(character.isprintable() and not character.isspace() for character in text):
+            raise FactError("The fact is empty; give it some text.")
         info = self.engine.info
         tokens = len(self.planner.fact_tokens(text))
         limit = self.config.max_fact_tokens or max(1, info.max_model_len // 4)
