@@ -65,7 +65,7 @@ def _held(lock: FileLock) -> FileLock:
 
 
 def _convert(gguf: Path, folder: Path, source: Mapping[str, Any]) -> None:
-    say(f"Converting the packaged SmolLM2-135M-Instruct into {folder} (once, about ten seconds).")
+    say(f"Converting the packaged SmolLM2-135M-Instruct into {folder} (once; ten seconds to a minute).")
     start = time.monotonic()
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

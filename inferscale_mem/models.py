@@ -30,8 +30,8 @@ _RECIPE = 1  # goes up whenever bundled.convert would write other files
 def resolve_model(config: InferScaleConfig) -> str:
     """The chat model to open: a Hugging Face id whose files can be had, or the absolute path of a folder.
 
-    With no model configured, the packaged SmolLM2-135M-Instruct is converted into ``config.home`` on first use (some
-    seconds, progress on stderr; several processes may ask at once).
+    With no model configured, the packaged SmolLM2-135M-Instruct is converted into ``config.home`` on first use
+    (seconds to a minute, said on stderr; several processes may ask at once).
 
     Raises:
         ModelError: the id or folder does not lead to a model, or the conversion failed.
