@@ -110,8 +110,9 @@ def _split(rotary: torch.nn.Module, cache: torch.Tensor, max_positions: int, is_
         _refuse(rotary, f"its table is {cache.shape[1]} wide, its rotary_dim {rotary_dim}")
     if not 0 < max_positions <= cache.shape[0]:
         _refuse(rotary, f"it has {cache.shape[0]} positions, {max_positions} are asked for (max_model_len)")
-    cos, sin = cache[:max_positions].to(torch.float32, copy=True).chunk(2, dim=-1)
-    return Rotary(cos.contiguous(), sin.contiguous(), is_neox_style, cache.dtype)
+    halves = cache[:max_positions].float().chunk(2, dim=-1)
+    cos, sin = (half.clone(memory_format=torch.contiguous_format) for half in halves)
+    return Rotary(cos, sin, is_neox_style, cache.dtype)
 
 
 def _compare_with_module(rotary: torch.nn.Module, read: Rotary, dtype: torch.dtype) -> None:

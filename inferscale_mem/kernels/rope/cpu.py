@@ -24,11 +24,12 @@ def rotate_into(
     # Spelled out per head: reading a broadcast operand costs more than the copy.
     cos, sin = (part[:, None].expand(tokens, heads, half).contiguous() for part in (cos, sin))
     plain = torch.empty(tokens, heads, size, dtype=torch.float32)
-    turned = torch.empty(tokens, heads, half, dtype=torch.float32)
+    product, other = torch.empty(2, tokens, heads, half, dtype=torch.float32)
     first, second = pairs(plain, half, is_neox_style)
     for source, target in zip(keys, out, strict=True):
         plain.copy_(source)
         to_first, to_second = pairs(target, half, is_neox_style)
-        to_first.copy_(torch.mul(first, cos, out=turned).addcmul_(second, sin, value=-1))
-        to_second.copy_(torch.mul(second, cos, out=turned).addcmul_(first, sin))
+        # Not addcmul: it may fuse, and then its last bits differ from the reference's.
+        to_first.copy_(torch.mul(first, cos, out=product).sub_(torch.mul(second, sin, out=other)))
+        to_second.copy_(torch.mul(second, cos, out=product).add_(torch.mul(first, sin, out=other)))
         target[..., 2 * half :].copy_(source[..., 2 * half :])
