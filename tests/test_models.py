@@ -20,7 +20,7 @@ from inferscale_mem.checksums import MANIFEST, Manifest
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import MissingDependencyError, ModelError
 
-RESOLVE = "from inferscale_mem import InferScaleConfig, models; print(models.resolve_model(InferScaleConfig.from_env()))"
+RESOLVE = "from inferscale_mem import InferScaleConfig as C, models; print(models.resolve_model(C.from_env()))"
 
 
 def resolver(home: Path) -> subprocess.Popen[str]:

@@ -1,0 +1,44 @@
+# Every target sets up .venv first (once; see scripts/set_up.py). On another Python: make PYTHON=/path/to/python3.11 chat
+# Further arguments of a target's command: make test ARGS="-k models"
+
+PYTHON ?=
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+# The packaged models need no network; a model of one's own may.
+OFFLINE := $(if $(INFERSCALE_MODEL)$(INFERSCALE_EMBEDDER),,HF_HUB_OFFLINE=1)
+export MEM0_TELEMETRY ?= false
+
+.PHONY: help chat test lint bench lock clean
+
+help:
+	@echo "make chat    talk to a model that remembers you (/help in it lists what it can do)"
+	@echo "make test    all tests, fast ones first;  ARGS='-m \"not engine\"' leaves out those that start vLLM"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   time to first token: injected, plain, and warm prefix cache"
+	@echo "make lock    make requirements/cpu.lock again"
+	@echo "make clean   remove .venv and all caches of this folder"
+
+$(READY): requirements/cpu.lock pyproject.toml scripts/setup.sh scripts/set_up.py
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh
+
+chat: $(READY)
+	@$(OFFLINE) $(BIN)/python examples/chatbot.py $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(READY)
+	@$(OFFLINE) $(BIN)/inferscale-mem bench ttft $(ARGS)
+
+lock: $(READY)
+	@$(BIN)/python scripts/relock.py $(ARGS)
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
