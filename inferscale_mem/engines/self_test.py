@@ -27,17 +27,16 @@ MAX_DEVIATION = 0.1
 MAX_KL = 0.05
 """Nats, over the most likely tokens. bfloat16 rounding gives some 0.002, a wrong layout several."""
 TOP = 50
-TOKEN_RANGE = (1000, 20000)
 ROPE = "self-test.rope"
 LAYOUT = ("self-test.header", "self-test.fact")
 
 
-async def run_self_test(model: str, info: EngineInfo, ask: Ask, logprobs: Logprobs) -> None:
+async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: Logprobs) -> None:
     """Check ropes, then layout.
 
     Args:
-        model: name, for messages.
         info: of the engine.
+        vocab_size: of the model.
         ask: sends (kv_transfer_params, token ids), returns the connector's answer.
         logprobs: sends (token ids, kv_transfer_params, top), returns first-token log-probs and the answer.
 
@@ -45,14 +44,15 @@ async def run_self_test(model: str, info: EngineInfo, ask: Ask, logprobs: Logpro
         UnsupportedModelError: a layer's rotation is not the one we undo.
         SelfTestError: injected KV gives other answers than plain prefill.
     """
-    await _check_ropes(model, info, ask)
-    await _check_layout(model, info, ask, logprobs)
+    tokens = random.Random(0).choices(range(vocab_size // 8, vocab_size // 2), k=PROBE_TOKENS + info.block_size)
+    await _check_ropes(info, tokens[0], ask)
+    await _check_layout(info, tokens, ask, logprobs)
     await ask(wire.drop_params([ROPE, *LAYOUT]))
 
 
-async def _check_ropes(model: str, info: EngineInfo, ask: Ask) -> None:
+async def _check_ropes(info: EngineInfo, token: int, ask: Ask) -> None:
     length = min(PROBE_TOKENS, info.max_model_len - 1, info.record_bytes // info.bytes_per_token)
-    tokens = (TOKEN_RANGE[0],) * length
+    tokens = (token,) * length
     plan = EncodePlan((Segment("text", tokens),), (Span(ROPE, 0, length),))
     await ask(wire.encode_params(plan, op="probe"), tokens)
     deviations = (await ask(wire.status_params()))["deviations"]
@@ -62,7 +62,7 @@ async def _check_ropes(model: str, info: EngineInfo, ask: Ask) -> None:
     if wrong:
         worst = max(wrong, key=lambda layer: wrong[layer])
         raise UnsupportedModelError(
-            model,
+            info.model,
             [
                 f"keys of {len(wrong)} of {len(deviations)} layers depend on position after their rotation is undone "
                 f"(worst: {worst}, {wrong[worst]:.2g} relative), so its positional encoding is not the one known here"
@@ -70,12 +70,11 @@ async def _check_ropes(model: str, info: EngineInfo, ask: Ask) -> None:
         )
 
 
-async def _check_layout(model: str, info: EngineInfo, ask: Ask, logprobs: Logprobs) -> None:
+async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprobs: Logprobs) -> None:
     header, fact, rest = info.block_size + 5, 7, 3
     if header + fact + rest >= info.max_model_len or (header + fact) * info.bytes_per_token > info.record_bytes:
         header, fact, rest = 5, 4, 2
-    chosen = random.Random(0)
-    tokens = [chosen.randrange(*TOKEN_RANGE) for _ in range(header + fact + rest)]
+    tokens = material[: header + fact + rest]
     parts = (tuple(tokens[:header]), tuple(tokens[header : header + fact]), tuple(tokens[header + fact :]))
     plan = EncodePlan(
         tuple(Segment("text", part) for part in parts),
@@ -93,7 +92,7 @@ async def _check_layout(model: str, info: EngineInfo, ask: Ask, logprobs: Logpro
     kl = divergence(plain, injected)
     if not kl <= MAX_KL:
         raise SelfTestError(
-            f"With injected KV, {model} answers differently than with plain prefill (KL {kl:.3g} nats over the {TOP} "
+            f"With injected KV, {info.model} answers differently than with plain prefill (KL {kl:.3g} nats over the {TOP} "
             "most likely tokens). Please report model, GPU and vLLM version; connector=False serves without memory."
         )
 

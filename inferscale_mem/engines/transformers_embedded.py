@@ -221,7 +221,13 @@ class TransformersEngine(EngineBase):
 
     async def _close(self) -> None:
         self._worker.shutdown(wait=True, cancel_futures=True)
-        del self._model, self._bytes
+
+    def close(self) -> None:
+        """See protocols.Engine."""
+        super().close()
+        # Only now has everything stopped that could still look at them.
+        for name in ("_model", "_bytes"):
+            self.__dict__.pop(name, None)
 
     async def _run(self, job: Callable[[], T]) -> T:
         """Do model work in the worker thread, after all that was asked for before."""

@@ -27,8 +27,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from inferscale_mem import wire
 from inferscale_mem.config import EngineConfig, vllm_multiprocessing
 from inferscale_mem.engines.base import EngineBase
+from inferscale_mem.engines.requests import check_encode, check_generate
 from inferscale_mem.engines.self_test import run_self_test
-from inferscale_mem.errors import EngineError, InputError, ModelError, PromptTooLongError, UnsupportedModelError
+from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
 from inferscale_mem.tokenizer import HFChatTokenizer
 from inferscale_mem.types import (
@@ -106,12 +107,13 @@ class VllmEngine(EngineBase):
             self._backend = _start_backend(self._config, vllm_config)
         self._tokenizer = HFChatTokenizer(self._backend.tokenizer)
         self._defaults = vllm_config.model_config.get_diff_sampling_param()
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
         status = await self._ask(wire.status_params()) if self._config.connector else None
         if status is not None and status["unsupported"]:
             raise UnsupportedModelError(self._model, status["unsupported"])
         self._info = _engine_info(self._model, vllm_config, status)
         if status is not None and self._config.self_test:
-            await run_self_test(self._model, self._info, self._ask, self._logprobs)
+            await run_self_test(self._info, self._vocab_size, self._ask, self._logprobs)
 
     @property
     def info(self) -> EngineInfo:
@@ -124,20 +126,15 @@ class VllmEngine(EngineBase):
         return self._tokenizer
 
     async def _encode(self, plan: EncodePlan) -> EncodeReport:
-        _check_spans(plan)
-        tokens = plan.token_ids
-        self._check_length(len(tokens), 1)
-        answer = await self._request(tokens, ONE_TOKEN, wire.encode_params(plan))
+        check_encode(plan, self._info.max_model_len - 1, self._vocab_size)
+        answer = await self._request(plan.token_ids, ONE_TOKEN, wire.encode_params(plan))
         return wire.encode_report(plan, answer, NO_CONNECTOR)
 
     async def _generate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
-        tokens = plan.token_ids
-        self._check_length(len(tokens), sampling.max_tokens)
+        check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
         params = wire.inject_params(plan) if any(segment.record for segment in plan.segments) else {}
-        if params and sampling.prompt_logprobs is not None:
-            raise InputError("prompt_logprobs need every prompt token computed; ask for them without memories.")
         started, ttft_ms, answer, waiting = time.perf_counter(), None, None, sampling.n
-        outputs = self._backend.generate(tokens, self._sampling_params(sampling, params))
+        outputs = self._backend.generate(plan.token_ids, self._sampling_params(sampling, params))
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if ttft_ms is None:
@@ -193,16 +190,6 @@ class VllmEngine(EngineBase):
                     if piece.logprobs:
                         found = {token: entry.logprob for token, entry in piece.logprobs[0].items()}
         return found, answer
-
-    def _check_length(self, prompt: int, answer: int | None) -> None:
-        limit = self._info.max_model_len
-        if prompt == 0:
-            raise InputError("The prompt is empty.")
-        if prompt + (answer or 1) > limit:
-            wanted = f"{prompt} tokens of prompt and {answer or 1} of answer"
-            raise PromptTooLongError(
-                f"{wanted} do not fit the model's context of {limit}. Send fewer memories or turns, or ask for less."
-            )
 
     def _sampling_params(self, sampling: Sampling, kv_transfer_params: dict[str, Any]) -> SamplingParams:
         given = {name: value for name in SAMPLING_NAMES if (value := getattr(sampling, name)) is not None}
@@ -367,13 +354,6 @@ def _engine_info(model: str, vllm_config: VllmConfig, status: Any) -> EngineInfo
 def _weights_identity(model: str) -> list[Any]:
     folder = Path(model)
     return [model] if not folder.is_dir() else sorted([f.name, f.stat().st_size] for f in folder.glob("*.safetensors"))
-
-
-def _check_spans(plan: EncodePlan) -> None:
-    length = sum(len(segment.token_ids) for segment in plan.segments)
-    edges = [edge for span in plan.spans for edge in (span.start, span.end)]
-    if not edges or edges != sorted(edges) or edges[0] < 0 or edges[-1] > length:
-        raise InputError(f"Spans must be ascending and lie within the prompt's {length} tokens.")
 
 
 def _chunk(piece: Any, report: Any) -> Chunk:

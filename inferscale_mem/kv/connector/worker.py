@@ -89,7 +89,7 @@ def _rotate_in_place(
 ) -> None:
     if rope is None:
         return
-    kernel = ops.rotary_embedding if keys.dtype == rope.dtype else None
+    kernel = ops.rotary_embedding if keys.dtype == rope.dtype and rope.kernel_safe else None
     if isinstance(members, slice):
         rotate(keys, positions, rope, out=keys, kernel=kernel)
     else:
