@@ -76,8 +76,7 @@ class HeaderRecords:
             if mine:
                 return await self._amake(header, future)
             if not future.done():
-                # Shielded: this caller's cancellation is none of the others' business.
-                await asyncio.shield(asyncio.wrap_future(future))
+                await asyncio.wrap_future(future)  # It counts as running, so this caller cannot cancel it for others.
             if (known := future.result()) is not None:
                 return known
 

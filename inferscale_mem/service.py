@@ -247,13 +247,11 @@ class MemoryService:
         """The engine's report, with each handle of the request counted as injected or listed once as missed."""
         missed = {miss.handle: miss for miss in plan.missed}
         said = {miss.handle: miss.reason for miss in report.missed}
-        facts = [fact for fact in plan.facts if fact.handle is not None and fact.handle not in missed]
-        # Injected are the first ones: the engine claims a run of leading segments.
-        left = report.facts_injected if self.engine.info.connector else 0
+        left = report.facts_injected  # The first ones: the engine claims a run of leading segments.
         injected: set[str] = set()
-        for fact in facts:
-            handle = str(fact.handle)
-            if handle in injected or handle in missed:
+        for fact in plan.facts:
+            handle = fact.handle
+            if handle is None or handle in injected or handle in missed:
                 continue
             if fact.record is not None and handle not in said and left > 0:
                 left -= 1

@@ -88,6 +88,9 @@ def test_records_that_an_earlier_recorder_left_in_the_engine_are_replaced(scene:
     scene.recorder.rebuild()
     scene.settle()
     assert all(scene.ready(*facts)) and scene.recorder.failures == {}
+    for plan in scene.engine.plans:
+        made = {span.record for span in plan.spans}
+        assert not made & {segment.record for segment in plan.segments}, "what is made is not asked for as context"
 
 
 def test_without_a_connector_nothing_is_encoded() -> None:
@@ -370,7 +373,7 @@ def test_a_fact_that_keeps_failing_is_given_up_until_it_is_added_again(
     assert scene.recorder.failure(scene.handle(fact)) == "EngineError: broken"
     assert scene.engine.encoded.count(scene.handle(fact)) == 3
     assert [r.levelno for r in caplog.records if "broken" in r.message] == [logging.WARNING]
-    scene.engine.fail = lambda plan: None
+    scene.engine.fail = failing(scene.handle(fact), EngineError("broken"), times=2)
     scene.recorder.observe(scene.ask(fact), scene.plan(fact))
     scene.settle()
     assert scene.ready(fact) == [False], "requests do not revive what has been given up"
