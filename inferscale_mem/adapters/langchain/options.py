@@ -93,7 +93,7 @@ def read_sampling(values: Mapping[str, Any]) -> Sampling:
 
 
 def read_logprobs(wanted: bool | int | None, top: int | None) -> int | None:
-    """How many log-probs a token: ``logprobs=True, top_logprobs=5`` is 5, as ``logprobs=5``; 0 is the chosen one's alone.
+    """How many log-probs a token; ``logprobs=True, top_logprobs=5`` is 5, as ``logprobs=5``. 0: only the chosen one's.
 
     Raises:
         InputError: ``top_logprobs`` without ``logprobs``, or a count below -1.

@@ -10,16 +10,20 @@ import argparse
 import contextlib
 import getpass
 import json
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from inferscale_mem.cli.chat.terminal import Terminal, describe, describe_comparison
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import InferScaleError, InputError
+
+if TYPE_CHECKING:
+    from inferscale_mem.cli.chat.session import ChatSession
 
 HELP = """\
 /facts          what I know about you
@@ -43,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--infer", action="store_true", help="let the model extract the facts from what you say")
     parser.add_argument("--top-k", type=int, default=20, help="facts recalled for a line, at most (default: 20)")
     parser.add_argument("--max-tokens", type=int, default=96, help="length of an answer, at most (default: 96)")
+    parser.add_argument(
+        "--history",
+        type=int,
+        help="earlier turns sent along (default: 4; 0 with the packaged small model, which then repeats itself)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scripted conversation's figures here")
     parser.add_argument("--verbose", action="store_true", help="show the engine's own log")
 
@@ -63,11 +72,15 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, terminal: Terminal) -> int:
     if args.top_k < 1 or args.max_tokens < 1:
         raise InputError("--top-k and --max-tokens must be 1 or more.")
-    if not args.verbose:
+    if args.verbose:
+        logging.basicConfig(level=logging.INFO)
+    else:
         _hush()
     config = InferScaleConfig.from_env(
         {"model": args.model, "home": args.home, "engine": {"kind": args.engine} if args.engine else None}
     )
+    if args.history is None:
+        args.history = 4 if config.model else 0
     if sys.stdin.isatty():
         return _converse(args, config, terminal, _typed())
     first = sys.stdin.readline()
@@ -85,22 +98,34 @@ def _hush() -> None:
         ("TQDM_DISABLE", "1"),
     ):
         os.environ.setdefault(name, value)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    logging.getLogger("inferscale_mem").setLevel(logging.WARNING)
     warnings.simplefilter("ignore")
 
 
 @contextlib.contextmanager
-def _session(args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal, user: str) -> Iterator[Any]:
+def _session(
+    args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal, user: str
+) -> Iterator[ChatSession]:
     """Everything open for one user, and closed at the end."""
-    with terminal.busy("starting the engine"):
-        # Imported here, not above: they load what makes --help slow, and read the environment that _hush sets.
-        from inferscale_mem.adapters.mem0 import InferScaleMemory
-        from inferscale_mem.cli.chat.session import ChatSession
+    with contextlib.ExitStack() as stack:
+        with terminal.busy("starting the engine"):
+            # Imported here, not above: they are slow to load, and read the environment that _hush sets.
+            from inferscale_mem.adapters.mem0 import InferScaleMemory
+            from inferscale_mem.cli.chat.session import ChatSession
 
-        memory = InferScaleMemory(inferscale=config)
-    try:
-        yield ChatSession(memory, user, top_k=args.top_k, infer=args.infer, max_tokens=args.max_tokens)
-    finally:
-        memory.close()
+            memory = InferScaleMemory(inferscale=config)
+            stack.callback(memory.close)
+            session = ChatSession(
+                memory,
+                user,
+                top_k=args.top_k,
+                history=args.history,
+                infer=args.infer,
+                max_tokens=args.max_tokens,
+            )
+            session.start()
+        yield session
 
 
 def _play(args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal) -> int:
@@ -138,7 +163,7 @@ def _login() -> str:
 class _Conversation:
     """Reads lines, answers them, obeys commands."""
 
-    def __init__(self, session: Any, terminal: Terminal, compare: bool) -> None:
+    def __init__(self, session: ChatSession, terminal: Terminal, compare: bool) -> None:
         self._session = session
         self._terminal = terminal
         self._compare = compare

@@ -35,9 +35,9 @@ TOLD = (
 )
 
 ASKED = (
-    ("What is my dog called?", "Biscuit"),
+    ("What is the name of my dog?", "Biscuit"),
     ("What am I allergic to?", "walnut"),
-    ("Where did my grandmother come from?", "Iceland"),
+    ("When is my birthday?", "March"),
 )
 
 
@@ -121,7 +121,9 @@ def _encode(session: ChatSession, terminal: Terminal) -> None:
     with terminal.busy("encoding the facts", lambda: f"({session.pending} left)"):
         complete = session.wait(ENCODING_S)
     if not complete:
-        terminal.line(f"Not all facts are encoded; the others are served as text. {session.failures}")
+        terminal.line(f"{session.pending + len(session.failures)} facts are not encoded and are served as text.")
+        for text, reason in session.failures.items():
+            terminal.line(f"  {text} {reason}")
 
 
 def _ask(session: ChatSession, terminal: Terminal, *, restarted: bool, compare: bool) -> list[Asked]:

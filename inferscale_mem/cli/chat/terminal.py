@@ -50,13 +50,15 @@ class Terminal:
         if not self._fancy:
             self.line(f"{label} …")
         shower.start()
+        outcome = "failed"
         try:
             yield
+            outcome = "done"
         finally:
             done.set()
             shower.join()
-        took = time.monotonic() - started
-        self.line(f"\r\033[K{label}: done in {took:.1f} s" if self._fancy else f"{label}: done in {took:.1f} s")
+            clear = "\r\033[K" if self._fancy else ""
+            self.line(f"{clear}{label}: {outcome} after {time.monotonic() - started:.1f} s")
 
     def _tick(self, label: str, state: Callable[[], str], started: float, done: threading.Event) -> None:
         while not done.wait(_TICK_S if self._fancy else _PLAIN_TICK_S):
@@ -83,4 +85,5 @@ def describe_comparison(comparison: Comparison) -> str:
     return (
         f"as plain text: {comparison.text_tokens} tokens prefilled, first token after {comparison.text_ms:.0f} ms, "
         f"{comparison.ratio:.1f} times as long"
+        f"{'' if comparison.idle else ' (measured while facts were being encoded)'}"
     )
