@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,14 @@ from inferscale_mem.types import (
 
 PATIENCE = 20.0
 """Seconds after which a test that waits for something has failed; nothing waits that long when all is well."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that no event announces."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.001)
 
 
 class Gate:

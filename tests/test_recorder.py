@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from gated_engine import PATIENCE
+from gated_engine import PATIENCE, until
 from recording import ALICE, BOB, Recording, new_fact, report
 
 from inferscale_mem.errors import EngineClosedError, EngineError, HandleError, StoreError
@@ -387,8 +387,7 @@ def test_a_retry_waits_for_its_time_and_does_not_hold_up_others(scene: Recording
     fact, other = new_fact(), new_fact()
     scene.engine.fail = failing(scene.handle(fact), EngineError("hiccup"), times=1)
     scene.add(fact, other)
-    while not all(scene.ready(other)):
-        scene.recorder.wait(0.001)
+    until(lambda: all(scene.ready(other)))
     assert scene.recorder.pending == 1 and not scene.recorder.wait(0.0)
     scene.recorder.add([fact])
     scene.settle()
@@ -465,8 +464,7 @@ def test_a_closed_engine_ends_it_quietly(scene: Recording, caplog: pytest.LogCap
 def test_an_engine_closed_in_the_middle_of_an_encode_ends_it_quietly(scene: Recording) -> None:
     scene.fake.pause_encoding()
     scene.add(new_fact(), new_fact())
-    while not scene.fake.encodes:
-        scene.recorder.wait(0.001)
+    until(lambda: bool(scene.fake.encodes))
     scene.fake.close()
     assert not scene.recorder.wait(PATIENCE)
     assert scene.recorder.pending == 0
@@ -485,8 +483,7 @@ def test_close_while_busy_finishes_what_is_in_flight_and_leaves_the_rest(scene: 
     scene.engine.encodes.arrival()
     closing = threading.Thread(target=scene.recorder.close)
     closing.start()
-    while scene.recorder.pending > 1:
-        pass
+    until(lambda: scene.recorder.pending == 1)
     scene.engine.encodes.open()
     closing.join(PATIENCE)
     assert not closing.is_alive()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gated_engine import PATIENCE, GatedEngine
+from gated_engine import PATIENCE, GatedEngine, until
 from hypothesis import given
 from hypothesis import strategies as st
 from recording import ALICE, BOB, KEY, new_fact
@@ -398,11 +398,11 @@ async def test_leaving_an_async_answer_early_ends_the_request(house: House) -> N
     await anext(chunks)
     await chunks.aclose()
 
-    async def released() -> None:
-        while house.engine.status().records:  # the engine ends the request on its own loop
-            house.fake.evict_all()
+    def released() -> bool:
+        house.fake.evict_all()
+        return house.engine.status().records == 0
 
-    await asyncio.wait_for(released(), PATIENCE)
+    await asyncio.to_thread(until, released)  # the engine ends the request on its own loop
 
 
 def test_the_engine_stays_open_when_the_service_is_closed(house: House) -> None:
