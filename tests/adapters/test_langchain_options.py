@@ -32,8 +32,14 @@ def test_stop_of_the_call_overrides_the_models_own() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": 3}, 3)]
-    + [({"logprobs": True, "top_logprobs": 5}, 5), ({"logprobs": -1}, -1)],
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"logprobs": 3}, 3),
+        ({"logprobs": -1}, -1),
+    ],
 )
 def test_logprobs_in_both_spellings(given: dict[str, Any], expected: int | None) -> None:
     assert sampling({}, given).logprobs == expected
@@ -88,7 +94,9 @@ def test_text_among_the_memories_is_refused(item: Any) -> None:
 def test_scope_in_every_form() -> None:
     ada = Scope(user_id="ada")
     assert read_scope({}) is None
-    assert read_scope({"scope": {"user_id": "ada"}}) == read_scope({"scope": ada}) == read_scope({"user_id": "ada"}) == ada
+    assert (
+        read_scope({"scope": {"user_id": "ada"}}) == read_scope({"scope": ada}) == read_scope({"user_id": "ada"}) == ada
+    )
 
 
 def test_scope_of_the_call_replaces_the_models_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -166,16 +167,22 @@ class ChatInferScale(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All of this model that an answer depends on: LangChain's cache keys on it, and on the call's keywords."""
+        """All of this model that an answer depends on: LangChain's cache keys on it, and on the call's keywords.
+
+        The model's own options are nested, since keywords of the same names would take their places even where a call
+        leaves them to the model.
+        """
         service = self._service
         scope = read_scope(self._defaults)
         return {
             "model_name": self.model_name,
             "engine": service.engine.info.fingerprint,
-            "store": service.index.store,
-            "encoding": str(service.config),
-            "scope": scope.key if scope else None,
-            **{name: getattr(self, name) for name in SAMPLING_FIELDS},
+            "store": service.signer.store,
+            "encoding": dataclasses.asdict(service.config),
+            "defaults": {
+                "scope": scope.key if scope else None,
+                **{name: getattr(self, name) for name in SAMPLING_FIELDS},
+            },
         }
 
     @classmethod
