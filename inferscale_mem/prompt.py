@@ -23,7 +23,7 @@ from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segmen
 DEFAULT_SYSTEM = "You are a helpful assistant."
 """What a request with memories and no system message says to the model."""
 
-HEADING = "What you remember from earlier conversations:\n"
+HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
 
 UNKNOWN = "unknown or no longer valid"
