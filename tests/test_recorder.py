@@ -492,6 +492,21 @@ def test_close_while_busy_finishes_what_is_in_flight_and_leaves_the_rest(scene: 
     scene.recorder.close()
 
 
+def test_what_fails_after_close_is_left_over_and_not_retried(scene: Recording) -> None:
+    fact = new_fact()
+    scene.engine.fail = failing(scene.handle(fact), EngineError("hiccup"), times=1)
+    scene.engine.encodes.shut()
+    scene.add(fact)
+    scene.engine.encodes.arrival()
+    closing = threading.Thread(target=scene.recorder.close)
+    closing.start()
+    until(lambda: scene.recorder._closed)
+    scene.engine.encodes.open()
+    closing.join(PATIENCE)
+    assert scene.recorder.pending == 0 and not scene.recorder.wait(0.0)
+    assert scene.ready(fact) == [False]
+
+
 def test_close_without_any_work_starts_no_thread(scene: Recording) -> None:
     before = threading.active_count()
     recorder = scene.new_recorder()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -374,26 +374,31 @@ def test_a_closed_engine_is_an_error_not_an_empty_answer(house: House) -> None:
 
 def test_leaving_an_answer_early_ends_the_request(house: House) -> None:
     plan = house.service.plan([QUESTION], house.remember(new_fact()))
-    ended = []
-    generate = house.engine.inner.generate
+    started = []
+    generate = house.fake.generate
 
     def watched(plan: PromptPlan, sampling: Sampling) -> Iterator[Chunk]:
-        try:
-            yield from generate(plan, sampling)
-        finally:
-            ended.append(True)
+        started.append(generate(plan, sampling))  # held here, so that it does not end by being forgotten
+        return started[-1]
 
-    house.engine.inner.generate = watched  # type: ignore[method-assign]
+    house.fake.generate = watched  # type: ignore[method-assign]
     chunks = house.service.generate(plan, Sampling(max_tokens=500))
     next(chunks)
     chunks.close()
-    assert ended == [True]
     house.fake.evict_all()
     assert house.engine.status().records == 0, "a request that still ran would hold its records"
 
 
 async def test_leaving_an_async_answer_early_ends_the_request(house: House) -> None:
     plan = await house.service.aplan([QUESTION], house.remember(new_fact()))
+    started = []
+    agenerate = house.fake.agenerate
+
+    def watched(plan: PromptPlan, sampling: Sampling) -> AsyncIterator[Chunk]:
+        started.append(agenerate(plan, sampling))
+        return started[-1]
+
+    house.fake.agenerate = watched  # type: ignore[method-assign]
     chunks = house.service.agenerate(plan, Sampling(max_tokens=500))
     await anext(chunks)
     await chunks.aclose()
@@ -446,6 +451,12 @@ def test_a_fact_the_engine_does_not_speak_of_is_missed_too() -> None:
     plan = PromptPlan(fact_segments(3, lambda n: True), ALICE, "tests")
     report = SERVICE.account(plan, InjectReport(3, 1, 0, 9, (Miss("h2", BEHIND),)))
     assert report.facts_injected == 1 and reasons(report) == {"h1": NOT_INJECTED, "h2": BEHIND}
+
+
+def test_a_fact_the_engine_names_as_missed_is_not_counted_as_injected() -> None:
+    plan = PromptPlan(fact_segments(2, lambda n: True), ALICE, "tests")
+    report = SERVICE.account(plan, InjectReport(2, 1, 0, 9, (Miss("h0", BEHIND),)))
+    assert report.facts_injected == 1 and reasons(report) == {"h0": BEHIND}
 
 
 KINDS = ("ready", "queued", "stale", "deleted", "forged", "foreign", "never", "garbage")
