@@ -15,7 +15,7 @@ from mem0.vector_stores.configs import VectorStoreConfig
 from qdrant_client import QdrantClient
 
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
-from inferscale_mem.adapters.mem0.llm import EngineLLM
+from inferscale_mem.adapters.mem0.llm import EngineLLM, EngineLLMConfig
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError
 from inferscale_mem.models import resolve_embedder
@@ -28,7 +28,7 @@ _PLACES = ("path", "host", "url", "client")
 
 def register() -> None:
     """Make the LLM and the embedder known to Mem0's factories under our name."""
-    LlmFactory.register_provider(PROVIDER, f"{EngineLLM.__module__}.{EngineLLM.__name__}")
+    LlmFactory.register_provider(PROVIDER, f"{EngineLLM.__module__}.{EngineLLM.__name__}", EngineLLMConfig)
     EmbedderFactory.provider_to_class[PROVIDER] = f"{LocalEmbedder.__module__}.{LocalEmbedder.__name__}"
 
 

@@ -22,7 +22,8 @@ BATCH = 64
 class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
     """Sentence embeddings by a BERT-like model: pooled last hidden states, of length 1.
 
-    Thread-safe. The model's size is read from its config file; its weights are loaded by the first ``embed``.
+    Thread-safe. The model's size is read from its config file; its weights are loaded by the first ``embed``, and shared
+    by all embedders of a process.
 
     Args:
         config: ``model`` is a folder or Hugging Face id (None: as the settings of this package say),
@@ -37,7 +38,6 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
         super().__init__(config)
         self.config.model = str(self.config.model or resolve_embedder(InferScaleConfig.from_env()))
         self._files = _Files(self.config.model)
-        self._source = self._files.source
         self.dims = self._files.dims
         if self.config.embedding_dims not in (None, self.dims):
             raise ConfigError(
@@ -45,8 +45,6 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
                 f"{self.dims}; leave the setting out."
             )
         self.config.embedding_dims = self.dims
-        self._lock = threading.Lock()
-        self._loaded: tuple[Any, Any] | None = None
 
     def embed(self, text: str, memory_action: str | None = None) -> list[float]:
         """The embedding of one text: ``dims`` floats, L2 norm 1.
@@ -63,20 +61,29 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
                 raise InputError(f"Only text can be embedded, not {type(text).__name__}.")
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise InputError("Text with lone surrogates cannot be embedded; decode it as UTF-8 first.")
-        # One at a time: fast tokenizers are not thread-safe, and parallel passes only fight for the same cores.
-        with self._lock:
-            return [row for start in range(0, len(texts), BATCH) for row in self._forward(texts[start : start + BATCH])]
+        encoder = _encoder(self._files.source, self.config.model_kwargs.get("device", "cpu"))
+        parts = (texts[start : start + BATCH] for start in range(0, len(texts), BATCH))
+        return [row for part in parts for row in encoder.encode(part, self._files.max_length, self._files.pooling)]
 
-    def _forward(self, texts: Sequence[str]) -> list[list[float]]:
+
+class _Encoder:
+    """A loaded model."""
+
+    def __init__(self, tokenizer: Any, model: Any) -> None:
+        self._tokenizer = tokenizer
+        self._model = model
+        self._lock = threading.Lock()
+
+    def encode(self, texts: Sequence[str], max_length: int, pooling: str) -> list[list[float]]:
         import torch  # only now: constructing a memory must not load torch
 
-        tokenizer, model = self._load()
-        tokens = tokenizer(
-            list(texts), padding=True, truncation=True, max_length=self._files.max_length, return_tensors="pt"
-        ).to(model.device)
-        with torch.inference_mode():
-            states = model(**tokens).last_hidden_state.float()
-            if self._files.pooling == "cls":
+        # One at a time: fast tokenizers are not thread-safe, and parallel passes only fight for the same cores.
+        with self._lock, torch.inference_mode():
+            tokens = self._tokenizer(
+                list(texts), padding=True, truncation=True, max_length=max_length, return_tensors="pt"
+            ).to(self._model.device)
+            states = self._model(**tokens).last_hidden_state.float()
+            if pooling == "cls":
                 pooled = states[:, 0]
             else:
                 mask = tokens["attention_mask"].unsqueeze(-1).float()
@@ -84,20 +91,29 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
             rows: list[list[float]] = torch.nn.functional.normalize(pooled, dim=-1).cpu().tolist()
         return rows
 
-    def _load(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            try:
-                from transformers import AutoModel, AutoTokenizer
-            except ImportError as error:
-                raise MissingDependencyError("transformers", "vllm") from error
-            device = self.config.model_kwargs.get("device", "cpu")
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(self._source)
-                model = AutoModel.from_pretrained(self._source)
-            except (OSError, ValueError) as error:
-                raise ModelError(f"The embedder {self.config.model} cannot be loaded: {error}") from error
-            self._loaded = (tokenizer, model.to(device).eval())
-        return self._loaded
+
+_encoders: dict[tuple[str, str], _Encoder] = {}
+_loading = threading.Lock()
+
+
+def _encoder(source: str, device: str) -> _Encoder:
+    with _loading:
+        if (source, device) not in _encoders:
+            _encoders[source, device] = _load(source, device)
+        return _encoders[source, device]
+
+
+def _load(source: str, device: str) -> _Encoder:
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "vllm") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModel.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The embedder {source} cannot be loaded: {error}") from error
+    return _Encoder(tokenizer, model.to(device).eval())
 
 
 class _Files:

@@ -20,28 +20,9 @@ from mem0.llms.base import LLMBase
 from mem0.memory.utils import remove_code_blocks
 
 from inferscale_mem.adapters.mem0.errors import ExtractionError
-from inferscale_mem.errors import FactError, InferScaleError
+from inferscale_mem.errors import FactError, InferScaleError, InputError
 
 logger = logging.getLogger(__name__)
-
-SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "memory": {
-            "type": "array",
-            "maxItems": 16,
-            "items": {
-                "type": "object",
-                "properties": {"text": {"type": "string", "minLength": 3, "maxLength": 240}},
-                "required": ["text"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["memory"],
-    "additionalProperties": False,
-}
-"""What our own LLM's reply is constrained to; Mem0's pipeline reads it."""
 
 _LIST_KEYS = ("memory", "memories", "facts")
 _TEXT_KEYS = ("text", "memory", "fact", "content")
@@ -78,12 +59,13 @@ def extracting(extraction: Extraction) -> Iterator[None]:
 
     Raises:
         ExtractionError: in place of Mem0's LLMError, where an error of this package is behind it.
+        InputError: where bad input is.
     """
     token = _current.set(extraction)
     try:
         yield
     except LLMError as error:
-        if isinstance(error.__cause__, ExtractionError):
+        if isinstance(error.__cause__, ExtractionError | InputError):
             raise error.__cause__ from error.__cause__.__cause__
         if isinstance(error.__cause__, InferScaleError):
             raise ExtractionError(str(error)) from error.__cause__

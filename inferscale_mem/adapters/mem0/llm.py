@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from mem0.configs.llms.base import BaseLlmConfig
 from mem0.llms.base import LLMBase
 
-from inferscale_mem.adapters.mem0.extraction import SCHEMA, Extraction, current, read_reply
+from inferscale_mem.adapters.mem0 import asking
+from inferscale_mem.adapters.mem0.extraction import Extraction, current, read_reply
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.engines import open_engine
 from inferscale_mem.errors import ConfigError, PromptTooLongError
@@ -23,21 +25,28 @@ from inferscale_mem.types import PromptPlan, Sampling
 REPLY_TOKENS = 1024
 """Most an extraction reply may take."""
 
-_TASK = """You write down what should be remembered about the {about}. Read the conversation and list every lasting \
-fact that the {about} states: names, people, places, dates, plans, tastes, health, work, belongings. One short, \
-complete sentence per fact, in the {about}'s own words and language, with names instead of "it" or "there". Leave out \
-questions, greetings, small talk and anything that was not said. If there is nothing to remember, the list is empty.
-Answer in JSON: {{"memory": [{{"text": "..."}}]}}"""
+DECISION_TOKENS = 16
+"""Enough to see whether a reply keeps a sentence."""
 
-_EXAMPLE = (
-    {"role": "user", "content": "user: Hi! I moved to Lyon in May, and I can't stand olives.\nassistant: Noted!"},
-    {
-        "role": "assistant",
-        "content": '{"memory": [{"text": "I moved to Lyon in May."}, {"text": "I can\'t stand olives."}]}',
-    },
-    {"role": "user", "content": "user: What's the weather like?\nassistant: Sunny."},
-    {"role": "assistant", "content": '{"memory": []}'},
-)
+AT_ONCE = 8
+"""Sentences that are decided about together: the engine batches them."""
+
+
+class EngineLLMConfig(BaseLlmConfig):  # type: ignore[misc]  # Mem0 ships no types
+    """Settings of the provider.
+
+    Args:
+        extraction: how facts are made of a conversation. "copy": the model decides about each sentence, and what is
+            stored is what was said; safe with any model. "write": the model writes the facts itself, as Mem0 has it
+            done; better with models of some 3 billion parameters and up, nonsense with small ones.
+        settings: Mem0's own; temperature, top_p, top_k and max_tokens count.
+    """
+
+    def __init__(self, extraction: str = "copy", **settings: Any) -> None:
+        super().__init__(**settings)
+        if extraction not in ("copy", "write"):
+            raise ConfigError(f"llm.config.extraction={extraction!r} is not known; use 'copy' or 'write'.")
+        self.extraction = extraction
 
 
 class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
@@ -47,11 +56,11 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
     settings when it is first needed.
 
     Args:
-        config: Mem0's LLM settings; temperature, top_p, top_k and max_tokens count, the model is the engine's.
+        config: see ``EngineLLMConfig``; the model is the engine's.
     """
 
-    def __init__(self, config: BaseLlmConfig | dict[str, Any] | None = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineLLMConfig | None = None) -> None:
+        super().__init__(EngineLLMConfig() if config is None else config)
         self._engine: Callable[[], Engine] = _own_engine()
         self._planner: PromptPlanner | None = None
 
@@ -69,17 +78,19 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
     ) -> str:
         """The model's answer.
 
-        When Mem0 asks for facts, its prompt, which small models cannot hold, is replaced by a short one, and the answer
-        is constrained to the schema that Mem0 reads.
+        When Mem0 asks for facts, its prompt, which small models cannot hold, is replaced by short ones of our own, and
+        the answer is constrained to the schema that Mem0 reads.
 
         Raises:
             ConfigError: tools were given.
             PromptTooLongError: the messages do not fit the model's context.
+            FactError: a sentence to be kept is too long for a fact.
             ExtractionError: facts were asked for, and the model's answer holds none that can be read.
         """
         extraction = current()
         if extraction is not None:
-            return json.dumps({"memory": self._extract(extraction)})
+            facts = self._copied(extraction) if self.config.extraction == "copy" else self._written(extraction)
+            return json.dumps({"memory": facts})
         if tools:
             raise ConfigError("The LLM provider inferscale does not call tools; use another llm.provider for that.")
         sampling = Sampling(
@@ -91,28 +102,45 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
         )
         return self._answer(messages, sampling)
 
-    def _extract(self, extraction: Extraction) -> list[dict[str, Any]]:
-        sampling = Sampling(max_tokens=min(REPLY_TOKENS, self.config.max_tokens), temperature=0.0, json_schema=SCHEMA)
+    def _copied(self, extraction: Extraction) -> list[dict[str, Any]]:
+        """The sentences that the model keeps."""
+
+        def keeps(sentence: str) -> bool:
+            prompt = asking.copy_prompt(sentence, extraction.about, extraction.instructions)
+            schema = asking.schema([sentence])
+            return asking.kept(
+                self._answer(prompt, Sampling(max_tokens=DECISION_TOKENS, temperature=0.0, json_schema=schema))
+            )
+
+        said = asking.sentences(extraction.messages, extraction.about)
+        for sentence in said:
+            extraction.check(sentence)
+        with ThreadPoolExecutor(AT_ONCE, "inferscale-extract") as pool:
+            return [{"text": text} for text, keep in zip(said, pool.map(keeps, said), strict=True) if keep]
+
+    def _written(self, extraction: Extraction) -> list[dict[str, Any]]:
+        """The facts that the model writes."""
+        reply = min(REPLY_TOKENS, int(self.config.max_tokens))
+        sampling = Sampling(max_tokens=reply, temperature=0.0, json_schema=asking.schema())
         facts: dict[str, dict[str, Any]] = {}
-        for prompt in self._prompts(extraction, sampling.max_tokens or 0):
+        for prompt in self._parts(extraction, reply):
             for fact in read_reply(self._answer(prompt, sampling), extraction.check):
                 facts.setdefault(fact["text"], fact)
         return list(facts.values())
 
-    def _prompts(self, extraction: Extraction, reply: int) -> Iterator[list[Mapping[str, Any]]]:
+    def _parts(self, extraction: Extraction, reply: int) -> Iterator[asking.Prompt]:
         """One prompt per part of the conversation, each short enough for the model."""
-        task = _TASK.format(about=extraction.about)
-        if extraction.instructions:
-            task = f"{task}\n{extraction.instructions}"
-        head = [{"role": "system", "content": task}, *_EXAMPLE]
-        room = self._engine().info.max_model_len - reply - self._count([*head, {"role": "user", "content": ""}])
+        about, instructions = extraction.about, extraction.instructions
+        taken = len(self._plan(asking.write_prompt("", about, instructions)).token_ids) + reply + 8
+        room = self._engine().info.max_model_len - taken
         if room < 16:
             raise PromptTooLongError(
-                "The model's context is too short for extracting facts; add with infer=False, or use another llm."
+                "The model's context is too short for writing facts; use llm.config.extraction='copy', or infer=False."
             )
         lines = [f"{m['role']}: {m['content']}" for m in extraction.messages if isinstance(m.get("content"), str)]
-        for part in windows(lines, room - 8, self._tokens):
-            yield [*head, {"role": "user", "content": part}]
+        count = self._engine().tokenizer.encode
+        for part in asking.windows(lines, room, lambda text: len(count(text, literal=True))):
+            yield asking.write_prompt(part, about, instructions)
 
     def _answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
         return "".join(chunk.text for chunk in self._engine().generate(self._plan(messages), sampling))
@@ -125,37 +153,11 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
         # An ordinary request: a record of this prompt's header would only take room from those of facts.
         return replace(plan, segments=tuple(replace(s, kind="text", record=None) for s in plan.segments), missed=())
 
-    def _count(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        return len(self._plan(messages).token_ids)
-
-    def _tokens(self, text: str) -> int:
-        return len(self._engine().tokenizer.encode(text, literal=True))
-
     def _room(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        free = self._engine().info.max_model_len - self._count(messages)
+        free = self._engine().info.max_model_len - len(self._plan(messages).token_ids)
         if free < 1:
             raise PromptTooLongError("The messages do not fit the model's context; shorten them, or use another llm.")
         return min(int(self.config.max_tokens), free)
-
-
-def windows(lines: Sequence[str], room: int, count: Callable[[str], int]) -> Iterator[str]:
-    """Lines joined into texts of at most ``room`` tokens; a longer line is cut, between words if it has any."""
-    held: list[str] = []
-    for piece in (piece for line in lines for piece in _pieces(line, room, count)):
-        if held and count("\n".join([*held, piece])) > room:
-            yield "\n".join(held)
-            held = []
-        held.append(piece)
-    if held:
-        yield "\n".join(held)
-
-
-def _pieces(line: str, room: int, count: Callable[[str], int]) -> list[str]:
-    if len(line) < 2 or count(line) <= room:
-        return [line]
-    middle = line.rfind(" ", 0, len(line) // 2 + 1)
-    cut = middle if middle > 0 else len(line) // 2
-    return [*_pieces(line[:cut], room, count), *_pieces(line[cut:].lstrip() or " ", room, count)]
 
 
 def _schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
