@@ -1,0 +1,108 @@
+"""The chat model on engines: LangChain's integration tests that need no tools, and memories that change answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from recording import ALICE, KEY, new_fact
+from small_index import SmallIndex
+
+from inferscale_mem.adapters.langchain import ChatInferScale
+from inferscale_mem.config import EncodingConfig, EngineConfig
+from inferscale_mem.engines.transformers_embedded import TransformersEngine
+from inferscale_mem.handles import HandleSigner
+from inferscale_mem.protocols import Engine
+from inferscale_mem.service import MemoryService
+from inferscale_mem.testing import FakeEngine
+
+FACTS = (
+    "My name is Nora.",
+    "My dog is called Biscuit.",
+    "I work as a nurse in Oslo.",
+    "My favourite colour is green.",
+    "My birthday is on 12 March.",
+    "I am allergic to walnuts.",
+)
+
+
+@pytest.fixture(scope="module")
+def fake_engine() -> Iterator[Engine]:
+    engine = FakeEngine("Hello, and how are you today?")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def transformers_engine(smollm2_path: str) -> Iterator[Engine]:
+    config = EngineConfig(kind="transformers", record_bytes=64 << 20, max_model_len=1024, self_test=False)
+    engine = TransformersEngine(smollm2_path, config, KEY)
+    yield engine
+    engine.close()
+
+
+class Standard:
+    """Those of LangChain's tests that need no tools; on a fixture ``engine``."""
+
+    returns_usage_metadata = True
+    supported_usage_metadata_details: dict[str, list[str]] = {"invoke": [], "stream": []}  # noqa: RUF012
+    chat_model_class = ChatInferScale
+
+    @pytest.fixture
+    def model(self, engine: Engine) -> ChatInferScale:
+        self.chat_model_params: dict[str, Any] = {"engine": engine, "temperature": 0.0, "max_tokens": 24}
+        return ChatInferScale(**self.chat_model_params)
+
+    test_invoke = ChatModelIntegrationTests.test_invoke
+    test_ainvoke = ChatModelIntegrationTests.test_ainvoke
+    test_stream = ChatModelIntegrationTests.test_stream
+    test_astream = ChatModelIntegrationTests.test_astream
+    test_stream_events = ChatModelIntegrationTests.test_stream_events_v3
+    test_astream_events = ChatModelIntegrationTests.test_astream_events_v3
+    test_batch = ChatModelIntegrationTests.test_batch
+    test_abatch = ChatModelIntegrationTests.test_abatch
+    test_conversation = ChatModelIntegrationTests.test_conversation
+    test_double_messages_conversation = ChatModelIntegrationTests.test_double_messages_conversation
+    test_usage_metadata = ChatModelIntegrationTests.test_usage_metadata
+    test_usage_metadata_streaming = ChatModelIntegrationTests.test_usage_metadata_streaming
+    test_stop_sequence = ChatModelIntegrationTests.test_stop_sequence
+    test_message_with_name = ChatModelIntegrationTests.test_message_with_name
+
+
+class TestOnFake(Standard):
+    @pytest.fixture
+    def engine(self, fake_engine: Engine) -> Engine:
+        return fake_engine
+
+
+@pytest.mark.engine
+class TestOnVllm(Standard):
+    @pytest.fixture
+    def engine(self, vllm_engine: Engine) -> Engine:
+        return vllm_engine
+
+
+@pytest.mark.parametrize("name", ["transformers_engine", pytest.param("vllm_engine", marks=pytest.mark.engine)])
+def test_answers_come_from_the_memories(name: str, request: pytest.FixtureRequest) -> None:
+    signer = HandleSigner(KEY, "langchain")
+    index = SmallIndex(signer)
+    service = MemoryService(request.getfixturevalue(name), index, signer, EncodingConfig())
+    facts = [new_fact(text, ALICE) for text in FACTS]
+    index.put(*facts)
+    service.add(facts)
+    assert service.wait(120)
+    handles = "\n".join(f"- {service.handle(fact)}" for fact in facts[::-1])
+    system = SystemMessage(f"Facts about the user:\n{handles}\nAnswer in one short sentence.")
+    chat = ChatInferScale(service=service, temperature=0.0, max_tokens=16, user_id="alice")
+    for question, word in (("What am I allergic to?", "walnut"), ("When is my birthday?", "March")):
+        pieces: list[Any] = list(chat.stream([system, HumanMessage(question)]))
+        whole = sum(pieces[1:], pieces[0])
+        assert word in whole.content
+        report = whole.response_metadata["inferscale"]
+        assert (report["facts_requested"], report["facts_injected"], report["missed"]) == (6, 6, [])
+        assert report["tokens_prefilled"] < 32 < report["tokens_injected"]
+        assert whole.usage_metadata["input_token_details"]["cache_read"] == report["tokens_injected"]
+    service.close()
