@@ -9,6 +9,9 @@ from typing import NamedTuple
 MAX_UNCLOSED = 100
 """Brackets without an end after which no further literals are looked for: bounds the work on odd texts."""
 
+MAX_DEPTH = 32
+"""Brackets within brackets beyond which it is no literal."""
+
 _BRACKET = re.compile(r"[\[{]")
 _LITERAL_TOKEN = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[\[\]{}"']""")
 
@@ -44,6 +47,8 @@ def _closing(text: str, start: int) -> int | None:
     open_brackets: list[str] = []
     for token in _LITERAL_TOKEN.finditer(text, start):
         mark = token.group()
+        if mark in "[{" and len(open_brackets) == MAX_DEPTH:
+            return None
         if mark in "[{":
             open_brackets.append({"[": "]", "{": "}"}[mark])
         elif mark in "]}":
