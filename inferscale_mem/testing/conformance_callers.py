@@ -14,7 +14,6 @@ from inferscale_mem.testing.scene import (
     FIRST_TOKEN,
     GREEDY,
     Answer,
-    Memory,
     Scene,
     Segment,
     Span,
@@ -22,7 +21,7 @@ from inferscale_mem.testing.scene import (
     difference,
     raises,
 )
-from inferscale_mem.types import Chunk, EncodePlan, PromptPlan, Sampling, Scope
+from inferscale_mem.types import EncodePlan, PromptPlan, Sampling, Scope
 
 THREADS = 8
 
@@ -98,7 +97,7 @@ class CallerConformance:
 
     def test_owners_at_once_get_what_they_get_alone(self, engine: Engine) -> None:
         scenes = [Scene(engine) for _ in range(THREADS)]
-        owned = [self._own_memories(scene, f"user{i}") for i, scene in enumerate(scenes)]
+        owned = [scene.memories(2, Scope(user_id=f"user{i}")) for i, scene in enumerate(scenes)]
 
         def work(i: int) -> Answer:
             scene, memories = scenes[i], owned[i]
@@ -141,8 +140,8 @@ class CallerConformance:
         plan = scene.plan([memory])
         under_way = iter(engine.generate(plan, Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)))
         next(under_way)
-        waiting: list[BaseException | Chunk] = []
-        listener = threading.Thread(target=self._listen, args=(engine, plan, waiting))
+        waiting: list[BaseException] = []
+        listener = threading.Thread(target=_listen, args=(engine, plan, waiting))
         listener.start()
         engine.close()
         engine.close()
@@ -162,11 +161,9 @@ class CallerConformance:
         with raises(EngineClosedError):
             asyncio.run(engine.adrop([memory.handle]))
 
-    def _listen(self, engine: Engine, plan: PromptPlan, errors: list[BaseException | Chunk]) -> None:
-        try:
-            list(engine.generate(plan, Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)))
-        except BaseException as error:
-            errors.append(error)
 
-    def _own_memories(self, scene: Scene, user: str) -> list[Memory]:
-        return scene.memories(2, Scope(user_id=user))
+def _listen(engine: Engine, plan: PromptPlan, errors: list[BaseException]) -> None:
+    try:
+        list(engine.generate(plan, Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)))
+    except BaseException as error:
+        errors.append(error)

@@ -75,12 +75,11 @@ class RecordConformance:
     def test_encoded_twice_the_later_tokens_count(self, engine: Engine) -> None:
         scene = Scene(engine)
         old = scene.memory("Likes tea.")
-        tokens = scene.memory("Likes coffee.").segment.token_ids
-        new = dataclasses.replace(old, segment=dataclasses.replace(old.segment, token_ids=tokens))
+        new = old.with_tokens(scene.memory("Likes coffee.").segment.token_ids)
         scene.encode_all([old])
         assert scene.encode([new]).encoded == (new.record,)
         assert scene.ask(scene.plan([new])).report.facts_injected == 1
-        self._expect_miss(scene, scene.plan([old]), old)
+        _expect_miss(scene, scene.plan([old]), old)
 
     def test_status_counts_what_is_held(self, engine: Engine) -> None:
         scene = Scene(engine)
@@ -126,10 +125,10 @@ class RecordConformance:
         scene = Scene(engine)
         memory = scene.memory("Likes to be left alone.")
         scene.encode_all([memory])
-        self._expect_miss(scene, scene.plan([memory], scope=BOB), memory)
-        self._expect_miss(scene, scene.plan([memory], scope=Scope(user_id="alice", run_id="1")), memory)
-        self._expect_miss(scene, scene.plan([memory], scope=None), memory)
-        self._expect_miss(scene, scene.plan([memory], store="another store"), memory)
+        _expect_miss(scene, scene.plan([memory], scope=BOB), memory)
+        _expect_miss(scene, scene.plan([memory], scope=Scope(user_id="alice", run_id="1")), memory)
+        _expect_miss(scene, scene.plan([memory], scope=None), memory)
+        _expect_miss(scene, scene.plan([memory], store="another store"), memory)
         assert scene.ask(scene.plan([memory])).report.facts_injected == 1
 
     def test_a_wider_scope_sees_facts_of_every_run(self, engine: Engine) -> None:
@@ -142,8 +141,8 @@ class RecordConformance:
         scene = Scene(engine)
         memory = scene.memory("Likes secrets.")
         scene.encode_all([memory])
-        forged = dataclasses.replace(memory, segment=dataclasses.replace(memory.segment, handle=FAKE_HANDLE))
-        self._expect_miss(scene, scene.plan([forged]), forged)
+        forged = memory.with_handle(FAKE_HANDLE)
+        _expect_miss(scene, scene.plan([forged]), forged)
         assert engine.info.verifies_handles
         report = scene.encode([dataclasses.replace(memory, scope=BOB)])
         assert report.encoded == ()
@@ -153,9 +152,8 @@ class RecordConformance:
         scene = Scene(engine)
         memory = scene.memory("Likes tea.")
         scene.encode_all([memory])
-        tokens = scene.memory("Likes cat.").segment.token_ids
-        changed = dataclasses.replace(memory, segment=dataclasses.replace(memory.segment, token_ids=tokens))
-        self._expect_miss(scene, scene.plan([changed]), changed)
+        changed = memory.with_tokens(scene.memory("Likes cat.").segment.token_ids)
+        _expect_miss(scene, scene.plan([changed]), changed)
 
     def test_a_prompt_of_records_alone_still_computes_its_last_token(self, engine: Engine) -> None:
         scene = Scene(engine)
@@ -178,7 +176,7 @@ class RecordConformance:
     def test_plain_text_after_an_injected_request_is_unaffected(self, engine: Engine) -> None:
         scene = Scene(engine)
         moved = scene.memories(3)
-        exact = [self._twin(scene, memory) for memory in moved]
+        exact = [scene.twin(memory) for memory in moved]
         scene.encode_header()
         for memory in moved:
             scene.encode([memory], header=False)
@@ -207,7 +205,7 @@ class RecordConformance:
     def test_the_budget_is_kept_and_the_least_recently_used_go(self, make_engine: Callable[..., Engine]) -> None:
         engine = make_engine(record_tokens=3 * FACT_TOKENS)
         scene = Scene(engine)
-        a, b, c, d, *more = [self._of_length(scene, FACT_TOKENS) for _ in range(7)]
+        a, b, c, d, *more = [scene.memory_of(FACT_TOKENS) for _ in range(7)]
         for memory in (a, b, c):
             assert scene.encode([memory], header=False).encoded == (memory.record,)
         assert scene.ask(scene.plan([a], header=False)).report.facts_injected == 1
@@ -216,7 +214,7 @@ class RecordConformance:
         assert found == {a.record: 1, b.record: 0, c.record: 1, d.record: 1}
         assert engine.status().bytes <= engine.info.record_bytes
         assert engine.status().counters["evicted"] == 1
-        huge = self._of_length(scene, 3 * FACT_TOKENS + 1)
+        huge = scene.memory_of(3 * FACT_TOKENS + 1)
         report = scene.encode([huge], header=False)
         assert report.encoded == () and report.refused[huge.record]
         assert scene.ask(scene.plan([d], header=False)).report.facts_injected == 1
@@ -242,20 +240,9 @@ class RecordConformance:
         engine.drop([memories[0].handle])
         assert engine.status().records == 0
 
-    def _expect_miss(self, scene: Scene, plan: PromptPlan, memory: Memory) -> None:
-        answer = scene.ask(plan)
-        assert answer.report.facts_injected == 0
-        assert [miss.handle for miss in answer.report.missed] == [memory.handle]
-        assert answer.report.missed[0].reason
 
-    def _twin(self, scene: Scene, memory: Memory) -> Memory:
-        """Another fact of the same tokens."""
-        twin = scene.memory("")
-        segment = dataclasses.replace(twin.segment, token_ids=memory.segment.token_ids)
-        return dataclasses.replace(twin, segment=segment)
-
-    def _of_length(self, scene: Scene, count: int) -> Memory:
-        """A fact of so many tokens."""
-        memory = scene.memory("Likes words. ")
-        tokens = memory.segment.token_ids * (1 + count // len(memory.segment.token_ids))
-        return dataclasses.replace(memory, segment=dataclasses.replace(memory.segment, token_ids=tokens[:count]))
+def _expect_miss(scene: Scene, plan: PromptPlan, memory: Memory) -> None:
+    answer = scene.ask(plan)
+    assert answer.report.facts_injected == 0
+    assert [miss.handle for miss in answer.report.missed] == [memory.handle]
+    assert answer.report.missed[0].reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.protocols import Engine
@@ -46,6 +46,14 @@ class Memory:
         """The fact's record id."""
         return str(self.segment.record)
 
+    def with_tokens(self, token_ids: tuple[int, ...]) -> Memory:
+        """The same fact, asked for with other tokens."""
+        return replace(self, segment=replace(self.segment, token_ids=token_ids))
+
+    def with_handle(self, handle: str) -> Memory:
+        """The same fact, asked for by another handle."""
+        return replace(self, segment=replace(self.segment, handle=handle))
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -76,7 +84,8 @@ class Scene:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._name = f"scene{next(_numbers)}"
-        self.header = self._segment("header", f"{self._name}. You are kind. This is what you know about the user:\n")
+        lead = f"{self._name}. You are kind. This is what you know about the user:\n"
+        self.header = Segment("header", self._tokens(lead), f"header.{self._name}")
         self.suffix = self.text("\nWhat does the user like best? Answer in one sentence.\n")
 
     def text(self, text: str) -> Segment:
@@ -88,6 +97,16 @@ class Scene:
         fact = Fact(id=f"{self._name}.{next(_numbers)}", text=text, scope=scope, revision="1")
         record = f"{_signer.handle_id(fact)}.conformance"
         return Memory(Segment("fact", self._tokens(f"- {text}\n"), record, _signer.mint(fact)), scope)
+
+    def memory_of(self, count: int) -> Memory:
+        """A fact of so many tokens."""
+        memory = self.memory("Likes words. ")
+        tokens = memory.segment.token_ids * (1 + count // len(memory.segment.token_ids))
+        return memory.with_tokens(tokens[:count])
+
+    def twin(self, memory: Memory) -> Memory:
+        """Another fact of the same tokens."""
+        return self.memory("", memory.scope).with_tokens(memory.segment.token_ids)
 
     def memories(self, count: int, scope: Scope = ALICE) -> list[Memory]:
         """Facts of different lengths."""
@@ -136,10 +155,6 @@ class Scene:
     def ask(self, plan: PromptPlan, sampling: Sampling = GREEDY) -> Answer:
         """One answer, its report checked against the prompt's length."""
         return collect(list(self.engine.generate(plan, sampling)), plan)
-
-    def _segment(self, kind: str, text: str) -> Segment:
-        assert kind == "header"
-        return Segment("header", self._tokens(text), f"header.{self._name}")
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.engine.tokenizer.encode(text, literal=True))

@@ -40,7 +40,8 @@ def make_engine(path: str, engine: Engine) -> Iterator[Callable[..., Engine]]:
 
 
 def settings(**changes: Any) -> EngineConfig:
-    return EngineConfig(**{"kind": "transformers", "dtype": "float32", "record_bytes": 8 << 20, **changes})
+    given = {"kind": "transformers", "dtype": "float32", "record_bytes": 64 << 20, "max_model_len": 512}
+    return EngineConfig(**{**given, **changes})
 
 
 class TestTransformersEngine(EngineConformance):
