@@ -22,7 +22,7 @@ BATCH = 64
 class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
     """Sentence embeddings by a BERT-like model: pooled last hidden states, of length 1.
 
-    Thread-safe. The model's size is read from its config file; its weights are loaded by the first ``embed``, and shared
+    Thread-safe. The size is read from the config file; weights are loaded by the first ``embed``, and shared
     by all embedders of a process.
 
     Args:
