@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import itertools
-import json
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from inferscale_mem.engines import requests
 from inferscale_mem.engines.base import EngineBase
 from inferscale_mem.engines.requests import Injection
 from inferscale_mem.engines.text import AnswerText
-from inferscale_mem.errors import BudgetError, EngineClosedError, InputError
+from inferscale_mem.errors import BudgetError, EngineClosedError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.directory import Directory, Record
 from inferscale_mem.protocols import ChatTokenizer
+from inferscale_mem.testing import made_up
 from inferscale_mem.testing.bytes_tokenizer import END, VOCAB_SIZE, BytesTokenizer
 from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
 
 Answers = str | Sequence[str] | Callable[[PromptPlan, Sampling], str]
-SIMPLE: Mapping[str | None, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None, None: None}
-"""JSON type -> its simplest value."""
 BYTES_PER_TOKEN = 64
 PAGE_SIZE = 4
 
@@ -200,7 +196,7 @@ class FakeEngine(EngineBase):
             for index, tokens, text in speakers:
                 token = next(tokens)
                 new, reason = text.add(token)
-                yield Chunk(index, new, (token,), _logprobs(plan, token, sampling.logprobs), reason)
+                yield Chunk(index, new, (token,), made_up.logprobs(plan, token, sampling.logprobs), reason)
                 if reason is None:
                     going.append((index, tokens, text))
             speakers = going
@@ -218,7 +214,7 @@ class FakeEngine(EngineBase):
         if self._script:
             return self._script.popleft() if len(self._script) > 1 else self._script[0]
         if sampling.json_schema is not None:
-            return _example(sampling.json_schema)
+            return made_up.example(sampling.json_schema)
         end = " ".join(self._tokenizer.decode(plan.token_ids[-60:]).split())
         variant = f" ({index})" if index else ""
         return f"You said: {end}{variant}"
@@ -245,34 +241,3 @@ class FakeEngine(EngineBase):
     def _raise_planned(self, on: str) -> None:
         if self._failures[on]:
             raise self._failures[on].popleft()
-
-
-def _logprobs(plan: PromptPlan, token: int, count: int | None) -> tuple[Mapping[int, float], ...] | None:
-    """Half for the token, the other half spread over the vocabulary in a way that depends on the prompt."""
-    if count is None:
-        return None
-    seed = hashlib.sha256(repr(plan.token_ids).encode()).digest()
-    weights = [1 + seed[i % len(seed)] for i in range(VOCAB_SIZE)]
-    weights[token] = sum(weights) - weights[token]
-    total = sum(weights)
-    scores = {i: math.log(weight / total) for i, weight in enumerate(weights)}
-    best = sorted(scores, key=lambda i: -scores[i])[: VOCAB_SIZE if count < 0 else count]
-    return ({i: scores[i] for i in dict.fromkeys([*best, token])},)
-
-
-def _example(schema: Mapping[str, Any]) -> str:
-    """The JSON text of something small that fits a simple schema."""
-    return json.dumps(_instance(schema))
-
-
-def _instance(schema: Mapping[str, Any]) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        return {name: _instance(properties.get(name, {})) for name in schema.get("required", properties)}
-    if schema.get("type") == "array":
-        return [_instance(schema.get("items", {}))] * schema.get("minItems", 0)
-    if schema.get("type") not in SIMPLE:
-        raise InputError(f"json_schema cannot be used: type {schema.get('type')!r} is not known to the fake engine.")
-    return SIMPLE[schema.get("type")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import tiny_models
 import torch
 
 from inferscale_mem.config import EngineConfig
+from inferscale_mem.engines.requests import DROPPED
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
-from inferscale_mem.types import EncodePlan, InjectReport, PromptPlan, Sampling, Scope, Segment, Span
+from inferscale_mem.errors import EngineClosedError
+from inferscale_mem.types import EncodePlan, EncodeReport, InjectReport, PromptPlan, Sampling, Scope, Segment, Span
 
 ALICE = Scope(user_id="alice")
 STORE = "store"
@@ -194,3 +198,98 @@ def test_long_prompts_are_computed_in_parts(tmp_path: Path) -> None:
     finally:
         whole.close()
         parts.close()
+
+
+class Gate:
+    """Lets an engine's model wait in its next forward step."""
+
+    def __init__(self, engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        forward = engine._model.forward
+
+        def wait(*args: object) -> torch.Tensor:
+            self.reached.set()
+            self.opened.wait()
+            return forward(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine._model, "forward", wait)
+
+
+def lone(name: str, ids: tuple[int, ...]) -> EncodePlan:
+    """Encodes one fact at position 0."""
+    segment = fact(name, ids)
+    return EncodePlan(
+        (Segment("fact", ids),), (Span(f"record.{name}", 0, len(ids), segment.handle, ALICE),), ALICE, STORE
+    )
+
+
+def test_pages_of_a_fact_dropped_while_it_is_encoded_may_be_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget holds one fact, so the second one gets the pages of the first, which is still being computed."""
+    path = tiny_models.save("llama", tmp_path, num_hidden_layers=1)
+    probe = TransformersEngine(path, EngineConfig(kind="transformers", dtype="float32"))
+    budget = 16 * probe.info.bytes_per_token
+    probe.close()
+    engine = TransformersEngine(path, EngineConfig(kind="transformers", dtype="float32", record_bytes=budget))
+    gate = Gate(engine, monkeypatch)
+    first, second = tokens(16, 60), tokens(16, 61)
+    reports: dict[str, EncodeReport] = {}
+
+    def encode_one(name: str, ids: tuple[int, ...]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: reports.update({name: engine.encode(lone(name, ids))}))
+        thread.start()
+        return thread
+
+    try:
+        one = encode_one("first", first)
+        gate.reached.wait()
+        engine.drop(["handle.first"])
+        other = encode_one("second", second)
+        while engine.status().bytes != budget and other.is_alive():
+            time.sleep(0.001)
+        gate.opened.set()
+        one.join()
+        other.join()
+        assert reports["first"].refused == {"record.first": DROPPED}
+        assert reports["second"].encoded == ("record.second",)
+        rest = Segment("text", tokens(4, 62))
+        injected, told = ask(engine, PromptPlan((fact("second", second), rest), ALICE, STORE))
+        assert told.facts_injected == 1
+        assert difference(injected, plain(engine, (*second, *rest.token_ids))) < TOLERANCE
+    finally:
+        gate.opened.set()
+        engine.close()
+
+
+def test_closing_while_the_model_works_ends_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(
+        tiny_models.save("llama", tmp_path), EngineConfig(kind="transformers", dtype="float32", max_batched_tokens=8)
+    )
+    gate = Gate(engine, monkeypatch)
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        return thread
+
+    long = tokens(40, 70)
+    threads = [
+        run(lambda: engine.encode(lone("a", long))),
+        run(lambda: list(engine.generate(PromptPlan((Segment("text", long),)), Sampling(max_tokens=4)))),
+    ]
+    gate.reached.wait()
+    closer = run(engine.close)
+    while not engine._closed:
+        time.sleep(0.001)
+    gate.opened.set()
+    for thread in (*threads, closer):
+        thread.join()
+    assert [type(error) for error in errors] == [EngineClosedError, EngineClosedError]
