@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from inferscale_mem.protocols import Engine
 
 _REAL_HOME = Path.home()
 
@@ -69,4 +74,38 @@ def warm_home(home: Path, smollm2_path: str) -> Path:
     return folder
 
 
-# Session-scoped engines (vLLM on the packaged model, shared by tests marked `engine`) belong below this line.
+@pytest.fixture(scope="session")
+def vllm_engine(smollm2_path: str) -> Iterator[Engine]:
+    """The packaged model on vLLM as users run it: beside this process, bfloat16. Started once, shared by all tests."""
+    from inferscale_mem.config import EngineConfig
+    from inferscale_mem.engines.vllm_local import VllmEngine
+    from inferscale_mem.testing.scene import KEY
+
+    engine = VllmEngine(smollm2_path, EngineConfig(record_bytes=256 << 20, kv_cache_bytes=512 << 20), KEY)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def open_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
+    """Opens tiny models of a family on vLLM, in this process, in float32; one at a time, the one before is closed."""
+    import tiny_models
+
+    from inferscale_mem.config import EngineConfig
+    from inferscale_mem.engines.vllm_local import VllmEngine
+
+    opened: list[Engine] = []
+
+    def open_one(family: str, config: dict[str, Any] | None = None, **changes: Any) -> Engine:
+        for engine in opened:
+            engine.close()
+        # Heads of 32, the smallest that the CPU backend takes; Qwen2 derives them from the hidden size.
+        path = tiny_models.save(family, tmp_path_factory.mktemp(family), **{"hidden_size": 128, **changes})
+        settings = {"multiprocess": False, "dtype": "float32", "block_size": 32, "record_bytes": 16 << 20}
+        settings |= {"kv_cache_bytes": 32 << 20, **(config or {})}
+        opened.append(VllmEngine(path, EngineConfig(**settings)))
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()

@@ -46,8 +46,9 @@ async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: L
     """
     tokens = random.Random(0).choices(range(vocab_size // 8, vocab_size // 2), k=PROBE_TOKENS + info.block_size)
     await _check_ropes(info, tokens[0], ask)
+    await ask(wire.drop_params([ROPE]))
     await _check_layout(info, tokens, ask, logprobs)
-    await ask(wire.drop_params([ROPE, *LAYOUT]))
+    await ask(wire.drop_params(LAYOUT))
 
 
 async def _check_ropes(info: EngineInfo, token: int, ask: Ask) -> None:
@@ -92,8 +93,9 @@ async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprob
     kl = divergence(plain, injected)
     if not kl <= MAX_KL:
         raise SelfTestError(
-            f"With injected KV, {info.model} answers differently than with plain prefill (KL {kl:.3g} nats over the {TOP} "
-            "most likely tokens). Please report model, GPU and vLLM version; connector=False serves without memory."
+            f"With injected KV, {info.model} answers differently than with plain prefill (KL {kl:.3g} nats over the "
+            f"{TOP} most likely tokens). Please report model, GPU and vLLM version; connector=False serves without "
+            "memory."
         )
 
 

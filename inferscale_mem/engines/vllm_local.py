@@ -19,17 +19,19 @@ from typing import Any, Protocol
 from vllm import AsyncEngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from inferscale_mem import wire
 from inferscale_mem.config import EngineConfig, vllm_multiprocessing
 from inferscale_mem.engines.base import EngineBase
 from inferscale_mem.engines.requests import check_encode, check_generate
 from inferscale_mem.engines.self_test import run_self_test
-from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
+from inferscale_mem.errors import EngineClosedError, EngineError, InputError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
 from inferscale_mem.tokenizer import HFChatTokenizer
 from inferscale_mem.types import (
@@ -131,20 +133,18 @@ class VllmEngine(EngineBase):
         return wire.encode_report(plan, answer, NO_CONNECTOR)
 
     async def _generate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
-        check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
+        room = check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
         params = wire.inject_params(plan) if any(segment.record for segment in plan.segments) else {}
         started, ttft_ms, answer, waiting = time.perf_counter(), None, None, sampling.n
-        outputs = self._backend.generate(plan.token_ids, self._sampling_params(sampling, params))
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                if ttft_ms is None:
-                    ttft_ms = 1000 * (time.perf_counter() - started)
-                answer = wire.read_answer(output.kv_transfer_params) or answer
-                for index, piece in enumerate(output.outputs):
-                    waiting -= piece.finish_reason is not None
-                    last = waiting == 0 and index == len(output.outputs) - 1
-                    report = wire.inject_report(plan, answer, ttft_ms, NO_CONNECTOR) if last else None
-                    yield _chunk(piece, report)
+        async for output in self._run(plan.token_ids, sampling, params, room):
+            if ttft_ms is None:
+                ttft_ms = 1000 * (time.perf_counter() - started)
+            answer = wire.read_answer(output.kv_transfer_params) or answer
+            for index, piece in enumerate(output.outputs):
+                waiting -= piece.finish_reason is not None
+                last = waiting == 0 and index == len(output.outputs) - 1
+                report = wire.inject_report(plan, answer, ttft_ms, NO_CONNECTOR) if last else None
+                yield _chunk(piece, report)
 
     async def _drop(self, handles: Sequence[str]) -> None:
         if handles and self._config.connector:
@@ -172,37 +172,52 @@ class VllmEngine(EngineBase):
 
     async def _request(self, tokens: list[int], sampling: Sampling, params: dict[str, Any]) -> Any:
         answer = None
-        outputs = self._backend.generate(tokens, self._sampling_params(sampling, params))
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                answer = wire.read_answer(output.kv_transfer_params) or answer
+        async for output in self._run(tokens, sampling, params):
+            answer = wire.read_answer(output.kv_transfer_params) or answer
         return answer
 
     async def _logprobs(self, tokens: list[int], params: dict[str, Any], top: int) -> tuple[dict[int, float], Any]:
         """First-token log-probs of a prompt, and the connector's answer."""
         sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=top)
         answer, found = None, {}
-        outputs = self._backend.generate(tokens, self._sampling_params(sampling, params))
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                answer = wire.read_answer(output.kv_transfer_params) or answer
-                for piece in output.outputs:
-                    if piece.logprobs:
-                        found = {token: entry.logprob for token, entry in piece.logprobs[0].items()}
+        async for output in self._run(tokens, sampling, params):
+            answer = wire.read_answer(output.kv_transfer_params) or answer
+            for piece in output.outputs:
+                if piece.logprobs:
+                    found = {token: entry.logprob for token, entry in piece.logprobs[0].items()}
         return found, answer
 
-    def _sampling_params(self, sampling: Sampling, kv_transfer_params: dict[str, Any]) -> SamplingParams:
+    async def _run(
+        self, tokens: list[int], sampling: Sampling, params: dict[str, Any], room: int = 1
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request, vLLM's errors turned into ours. Closing the generator aborts the request."""
+        try:
+            outputs = self._backend.generate(tokens, self._sampling_params(sampling, params, room))
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        except VLLMValidationError as error:
+            raise InputError(f"vLLM cannot do this request: {error}") from error
+        except EngineDeadError as error:
+            if self._closed:
+                raise EngineClosedError("The engine was closed while it answered; open a new one.") from error
+            raise EngineError("vLLM's engine died; its log names the cause. Close this one, open another.") from error
+
+    def _sampling_params(self, sampling: Sampling, kv_transfer_params: dict[str, Any], room: int) -> SamplingParams:
+        """vLLM's parameters; ``room`` is the longest answer possible."""
         given = {name: value for name in SAMPLING_NAMES if (value := getattr(sampling, name)) is not None}
         schema = sampling.json_schema
+        # Without room for whitespace a weak model cannot fill its answer with it.
+        compact = StructuredOutputsParams(json=dict(schema), disable_any_whitespace=True) if schema else None
         return SamplingParams(
-            **{**self._defaults, **given},
+            **{"max_tokens": room, **self._defaults, **given},
             n=sampling.n,
             stop=list(sampling.stop) or None,
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
-            structured_outputs=StructuredOutputsParams(json=dict(schema)) if schema is not None else None,
+            structured_outputs=compact,
             extra_args={"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tiny_models
+from exact import encode, first_token, material, plain
 
-from inferscale_mem.config import EngineConfig
 from inferscale_mem.errors import UnsupportedModelError
 from inferscale_mem.protocols import Engine
 from inferscale_mem.types import Segment
-
-from exact import encode, first_token, material, plain
 
 pytestmark = pytest.mark.engine
 
 BLOCK = 32
 names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def open_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
-    """Opens tiny models of a family on vLLM, in this process, in float32."""
-    from inferscale_mem.engines.vllm_local import VllmEngine
-
-    opened: list[Engine] = []
-
-    def open_one(family: str, config: dict[str, Any] | None = None, **changes: Any) -> Engine:
-        for engine in opened:
-            engine.close()
-        # Heads of 32, the smallest that the CPU backend takes; Qwen2 derives them from the hidden size.
-        path = tiny_models.save(family, tmp_path_factory.mktemp(family), **{"hidden_size": 128, **changes})
-        settings = {"multiprocess": False, "dtype": "float32", "block_size": BLOCK, "record_bytes": 16 << 20}
-        settings |= {"kv_cache_bytes": 32 << 20, **(config or {})}
-        opened.append(VllmEngine(path, EngineConfig(**settings)))
-        return opened[-1]
-
-    yield open_one
-    for engine in opened:
-        engine.close()
 
 
 def segment(kind: Any, length: int, seed: int, record: bool = True) -> Segment:

@@ -146,5 +146,3 @@ def _deviation(keys: torch.Tensor) -> float:
     """How far keys [T, H, D], which should be equal for all T, are from their mean, relative to its length."""
     mean = keys.float().mean(0, keepdim=True)
     return float((keys.float() - mean).norm() / (mean.norm() * keys.shape[0] ** 0.5).clamp_min(1e-12))
-
-

@@ -1,0 +1,76 @@
+"""Exactness on the real model, as users run it (bfloat16, beside this process) and in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from exact import encode, first_token, plain
+
+from inferscale_mem.config import EngineConfig
+from inferscale_mem.protocols import Engine
+from inferscale_mem.types import Segment
+
+pytestmark = pytest.mark.engine
+
+FACTS = ["I am allergic to peanuts.", "My dog is called Biscuit.", "I work as a nurse in Oslo.", "My sister is Ada."]
+
+
+def conversation(engine: Engine, padding: int, tag: str) -> list[Segment]:
+    """Header, facts and question as a prompt has them; ``padding`` moves every boundary by so many tokens."""
+    tokens = engine.tokenizer
+    header = f"<|im_start|>system\nYou are kind.{' very' * padding} What you know about the user:\n"
+    question = "<|im_end|>\n<|im_start|>user\nWhat is my dog called?<|im_end|>\n<|im_start|>assistant\n"
+    facts = [
+        Segment("fact", tuple(tokens.encode(f"- {fact}\n", literal=True)), f"{tag}.{padding}.{n}")
+        for n, fact in enumerate(FACTS)
+    ]
+    return [
+        Segment("header", tuple(tokens.encode(header, literal=False)), f"{tag}.{padding}"),
+        *facts,
+        Segment("text", tuple(tokens.encode(question, literal=False))),
+    ]
+
+
+def inject_chained(engine: Engine, prompt: list[Segment]) -> None:
+    for n, segment in enumerate(prompt[:-1]):
+        encode(engine, prompt[:n], segment)
+
+
+def test_bfloat16_is_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
+    assert vllm_engine.info.dtype == "bfloat16"
+    found = []
+    for padding in range(0, 36, 3):
+        prompt = conversation(vllm_engine, padding, "bf16")
+        inject_chained(vllm_engine, prompt)
+        got = first_token(vllm_engine, prompt)
+        assert got.report.tokens_injected == sum(len(s.token_ids) for s in prompt[:-1])
+        found.append(first_token(vllm_engine, plain(prompt)).kl(got))
+    assert max(found) < 5e-3, found
+
+
+@pytest.fixture(scope="module")
+def float32_engine(smollm2_path: str) -> Iterator[Engine]:
+    from inferscale_mem.engines.vllm_local import VllmEngine
+
+    config = EngineConfig(multiprocess=False, dtype="float32", block_size=32, kv_cache_bytes=256 << 20)
+    engine = VllmEngine(smollm2_path, config)
+    yield engine
+    engine.close()
+
+
+def test_float32_is_exact_at_every_remainder(float32_engine: Engine) -> None:
+    found = []
+    for padding in range(32):
+        prompt = conversation(float32_engine, padding, "fp32")
+        encode(float32_engine, [], *prompt[:-1])
+        got = first_token(float32_engine, prompt)
+        assert got.report.tokens_injected == sum(len(s.token_ids) for s in prompt[:-1])
+        found.append(first_token(float32_engine, plain(prompt)).max_difference(got))
+    assert max(found) < 1e-3, found
+
+
+def test_float32_chained_is_exact(float32_engine: Engine) -> None:
+    prompt = conversation(float32_engine, 40, "chain")
+    inject_chained(float32_engine, prompt)
+    assert first_token(float32_engine, prompt).max_difference(first_token(float32_engine, plain(prompt))) < 1e-3
