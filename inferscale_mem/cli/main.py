@@ -1,0 +1,64 @@
+"""``inferscale-mem``: finds the subcommand, runs it, and turns errors into one line and an exit code.
+
+Exit codes: 0 all well, 1 it failed while running, 2 something given was wrong, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import inferscale_mem
+from inferscale_mem.errors import ConfigError, InferScaleError, InputError
+
+COMMANDS = {
+    "doctor": ("inferscale_mem.cli.doctor", "check that this machine has what is needed"),
+    "chat": ("inferscale_mem.cli.chat", "talk to a model that remembers you"),
+}
+"""Subcommand -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it does. Modules are
+imported only when their subcommand is asked for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    try:
+        given = _parser().parse_args(argv)
+        return _run(given.command, given.arguments)
+    except InferScaleError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | InputError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="inferscale-mem",
+        description="Long-term memory for self-hosted LLM apps, kept as KV state inside the engine.",
+        epilog=f"commands:\n{listed}\n\ninferscale-mem COMMAND --help tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"inferscale-mem {inferscale_mem.__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the command takes")
+    return parser
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    module = importlib.import_module(COMMANDS[command][0])
+    parser = argparse.ArgumentParser(prog=f"inferscale-mem {command}", description=module.__doc__)
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse_args(arguments))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
