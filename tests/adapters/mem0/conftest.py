@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,21 +9,8 @@ import pytest
 
 from inferscale_mem import AsyncInferScaleMemory, InferScaleMemory
 from inferscale_mem.testing import FakeEngine
-from inferscale_mem.types import PromptPlan, Sampling
 
 Open = Callable[..., Any]
-
-
-def keeps(*words: str) -> Callable[[PromptPlan, Sampling], str]:
-    """Answers of an extraction LLM that keeps the sentences with one of these words in them."""
-
-    def answer(plan: PromptPlan, sampling: Sampling) -> str:
-        assert sampling.json_schema is not None
-        (sentence,) = sampling.json_schema["properties"]["memory"]["items"]["properties"]["text"]["enum"]
-        said = any(re.search(rf"\b{word}\b", sentence) for word in words)
-        return '{"memory": [{"text": "' if said else '{"memory": []}'
-
-    return answer
 
 
 @pytest.fixture
@@ -60,8 +46,3 @@ def memory(open_memory: Open) -> InferScaleMemory:
 def async_memory(open_memory: Open) -> AsyncInferScaleMemory:
     """Its async twin."""
     return open_memory(kind=AsyncInferScaleMemory)
-
-
-def texts(results: dict[str, Any]) -> list[str]:
-    """What results hold in place of memories, sorted."""
-    return sorted(hit["memory"] for hit in results["results"])

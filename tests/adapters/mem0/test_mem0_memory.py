@@ -163,7 +163,9 @@ def test_wildcards_are_refused(memory: InferScaleMemory, owners: dict[str, str])
 
 def test_search_takes_numbers_and_spaces_around_ids_as_mem0_does(memory: InferScaleMemory) -> None:
     memory.add("I have a red car.", user_id=7, infer=False)
-    assert memory.resolve(memory.search("car", filters={"user_id": " 7 "}))["results"][0]["memory"] == "I have a red car."
+    assert (
+        memory.resolve(memory.search("car", filters={"user_id": " 7 "}))["results"][0]["memory"] == "I have a red car."
+    )
 
 
 def test_a_wider_request_sees_facts_of_its_runs(memory: InferScaleMemory) -> None:
@@ -334,9 +336,7 @@ def test_listing_never_starts_the_engine(open_memory: Any) -> None:
     assert memory._core._opening is None
 
 
-def test_a_broken_engine_shows_before_anything_is_stored(
-    open_memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_engine_shows_before_anything_is_stored(open_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise OSError("no such device")
 
