@@ -33,6 +33,14 @@ class Failure:
     attempts: int
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A record that is ready: the job that made it, and how many had been made then."""
+
+    job: Job
+    moment: int
+
+
 @dataclass(eq=False)
 class Flight:
     """The encode that is under way, and what happened to its fact and to others meanwhile.
@@ -65,13 +73,15 @@ class Ledger:
         self._record_id = record_id
         self._attempts = attempts
         self._backoff_s = backoff_s
-        self._ready: dict[str, Job] = {}
+        self._ready: dict[str, Kept] = {}
         self._dependence = Dependence()
         self._failed: dict[str, Failure] = {}
         self._total = 0
         self.queue = JobQueue()
         self.flight: Flight | None = None
         self.counters: Counter[str] = Counter()
+        self.moment = 0
+        """Records made so far: tells what was ready before something else began."""
 
     # What there is.
 
@@ -81,8 +91,8 @@ class Ledger:
 
     def ready_job(self, handle: str) -> Job | None:
         """The job that made the record of this very handle, if it is ready."""
-        job = self._ready.get(self._record_id(handle))
-        return job if job is not None and job.handle == handle else None
+        kept = self._ready.get(self._record_id(handle))
+        return kept.job if kept is not None and kept.job.handle == handle else None
 
     @property
     def pending(self) -> int:
@@ -99,6 +109,11 @@ class Ledger:
         """Handle -> reason."""
         return {handle: failure.reason for handle, failure in self._failed.items()}
 
+    def failure(self, handle: str) -> str | None:
+        """Why the last try at a fact failed; None if it did not."""
+        failure = self._failed.get(handle)
+        return failure.reason if failure else None
+
     # Wanting and encoding.
 
     def want(self, job: Job, *, known: bool = False, backlog: bool = False) -> None:
@@ -111,6 +126,35 @@ class Ledger:
         if self.pending == 0:
             self._total = 0
         self._total += self.queue.put(job, backlog=backlog)
+
+    def want_asked(self, plan: PromptPlan, lost: Container[str], room: int | None, since: int) -> None:
+        """Queue the facts of a request that had no record, those in ``lost`` included.
+
+        Only as many as fit in ``room`` tokens beside the records that the request does have, the most similar first.
+        Failed ones get another try, but no more than all tries together.
+
+        Args:
+            plan: the request.
+            lost: what the engine did not have, by handle; evicted, if it was ready before the request began.
+            room: tokens that the engine can hold; None for no limit.
+            since: the moment at which the request began.
+        """
+        held = [s for s in plan.segments if s.record is not None and (s.handle or s.record) not in lost]
+        there = {segment.record for segment in held}
+        missing = [fact for fact in plan.facts if fact.record not in there]
+        for fact in missing:
+            kept = self._ready.get(fact.record) if fact.record else None
+            if fact.record and kept and kept.moment <= since:
+                del self._ready[fact.record]
+                self.counters["evicted"] += 1
+        left = None if room is None else room - sum(rounded(segment.token_ids) for segment in held)
+        for fact in reversed(missing):
+            failure = self._failed.get(fact.handle or "")
+            if fact.handle is None or (failure and failure.attempts >= self._attempts):
+                continue
+            if left is not None and (left := left - rounded(fact.token_ids)) < 0:
+                break
+            self.want(Job(fact.handle))
 
     def pardon(self, handle: str) -> None:
         """Forget earlier failures of a fact."""
@@ -129,7 +173,8 @@ class Ledger:
     def keep(self, flight: Flight, age: float, context: Iterable[str]) -> None:
         """The record was made behind the facts ``context``."""
         job = replace(flight.job, age=age, due=0.0)
-        self._ready[self._record_id(job.handle)] = job
+        self.moment += 1
+        self._ready[self._record_id(job.handle)] = Kept(job, self.moment)
         self._dependence.put(job.handle, context)
         self._failed.pop(job.handle, None)
         self.counters["encoded"] += 1
@@ -161,32 +206,6 @@ class Ledger:
         self._failed[handle] = Failure(reason, attempts)
         return attempts
 
-    def failure(self, handle: str) -> str | None:
-        """Why the last try at a fact failed; None if it did not."""
-        failure = self._failed.get(handle)
-        return failure.reason if failure else None
-
-    def want_asked(self, plan: PromptPlan, lost: Container[str], room: int | None) -> None:
-        """Queue the facts of a request that had no record, those in ``lost`` included: the engine has evicted them.
-
-        Only as many as fit in ``room`` tokens beside the records that the request does have, the most similar first.
-        Failed ones get another try, but no more than all tries together.
-        """
-        held = [s for s in plan.segments if s.record is not None and (s.handle or s.record) not in lost]
-        there = {segment.record for segment in held}
-        missing = [fact for fact in plan.facts if fact.record not in there]
-        for fact in missing:
-            if fact.record and self._ready.pop(fact.record, None):
-                self.counters["evicted"] += 1
-        left = None if room is None else room - sum(rounded(segment.token_ids) for segment in held)
-        for fact in reversed(missing):
-            failure = self._failed.get(fact.handle or "")
-            if fact.handle is None or (failure and failure.attempts >= self._attempts):
-                continue
-            if left is not None and (left := left - rounded(fact.token_ids)) < 0:
-                break
-            self.want(Job(fact.handle))
-
     # Losing.
 
     def withdraw(self, handles: Sequence[str]) -> tuple[list[str], list[Job]]:
@@ -198,7 +217,8 @@ class Ledger:
         standing = self._dependence.standing_on(handles)
         doomed = [*handles, *sorted(standing)]
         records = [self._record_id(handle) for handle in doomed]
-        again = [job for record in records if (job := self._ready.pop(record, None)) and job.handle in standing]
+        lost = [kept.job for record in records if (kept := self._ready.pop(record, None))]
+        again = [job for job in lost if job.handle in standing]
         for handle in handles:
             self.queue.discard(handle)
             self._failed.pop(handle, None)
@@ -209,13 +229,16 @@ class Ledger:
         return doomed, again
 
     def dropped(self, doomed: Sequence[str], again: Iterable[Job]) -> None:
-        """The engine has dropped what ``withdraw`` said; whatever of it was made meanwhile has gone with it."""
-        lost = [job for handle in doomed if (job := self._ready.pop(self._record_id(handle), None))]
+        """The engine has dropped what ``withdraw`` said; whatever of it was made meanwhile has gone with it.
+
+        It is made again behind new facts, of which there is no record yet at all, but before that if it is asked for.
+        """
+        lost = [kept.job for handle in doomed if (kept := self._ready.pop(self._record_id(handle), None))]
         if self.flight and self.flight.job.handle in doomed:
             self.flight.removed.add(self.flight.job.handle)
         for job in sorted([*again, *lost], key=lambda job: job.age):
             self.counters["again"] += 1
-            self.want(job)
+            self.want(job, backlog=True)
 
 
 def rounded(token_ids: Sequence[int]) -> int:

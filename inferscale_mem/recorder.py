@@ -159,10 +159,20 @@ class Recorder:
             held = [job for handle in handles if (job := self._ledger.ready_job(handle))]
             self._want(held, known=True)
 
-    def observe(self, report: InjectReport, plan: PromptPlan) -> None:
+    @property
+    def moment(self) -> int:
+        """Taken before a request is handed to the engine, it tells ``observe`` what was ready by then."""
+        return self._ledger.moment
+
+    def observe(self, report: InjectReport, plan: PromptPlan, since: int | None = None) -> None:
         """Learn from a request which records the engine has lost, and encode what it asked for and had no record of.
 
         Only as much as fits beside the request's other records: more would push each other out, every time.
+
+        Args:
+            report: as the engine gave it.
+            plan: of the request.
+            since: the ``moment`` at which the request began; None: just now, so nothing was made meanwhile.
         """
         if not self._connector:
             return
@@ -172,7 +182,7 @@ class Recorder:
                 self._headers.forget(segment.record)
         with self._state:
             if not self._closed:
-                self._ledger.want_asked(plan, lost, self._room)
+                self._ledger.want_asked(plan, lost, self._room, self._ledger.moment if since is None else since)
                 self._wake()
 
     def ensure_header(self, header: Segment) -> bool:

@@ -216,10 +216,11 @@ class MemoryService:
         check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
         if header := self._header_to_inject(plan):
             self.recorder.ensure_header(header)
+        since = self.recorder.moment
         chunks = self.engine.generate(plan, sampling)
         try:
             for chunk in chunks:
-                yield self._complete(plan, chunk)
+                yield self._complete(plan, chunk, since)
         finally:
             if isinstance(chunks, Generator):
                 chunks.close()
@@ -229,18 +230,19 @@ class MemoryService:
         check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
         if header := self._header_to_inject(plan):
             await self.recorder.aensure_header(header)
+        since = self.recorder.moment
         chunks = self.engine.agenerate(plan, sampling)
         try:
             async for chunk in chunks:
-                yield self._complete(plan, chunk)
+                yield self._complete(plan, chunk, since)
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
 
-    def _complete(self, plan: PromptPlan, chunk: Chunk) -> Chunk:
+    def _complete(self, plan: PromptPlan, chunk: Chunk, since: int) -> Chunk:
         if chunk.report is None:
             return chunk
-        self.recorder.observe(chunk.report, plan)
+        self.recorder.observe(chunk.report, plan, since)
         return replace(chunk, report=self.account(plan, chunk.report))
 
     def account(self, plan: PromptPlan, report: InjectReport) -> InjectReport:

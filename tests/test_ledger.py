@@ -160,7 +160,7 @@ def test_a_final_failure_is_never_retried_not_even_on_request(ledger: Ledger) ->
     assert flight is not None
     ledger.fail(flight, "too long", 0.0, final=True)
     ledger.end()
-    ledger.want_asked(PromptPlan((fact("a", ready=False),)), lost=set(), room=None)
+    ledger.want_asked(PromptPlan((fact("a", ready=False),)), lost=set(), room=None, since=ledger.moment)
     assert len(ledger.queue) == 0
 
 
@@ -173,7 +173,7 @@ def test_a_refused_fact_is_tried_when_asked_for_but_not_forever(ledger: Ledger) 
             ledger.refuse(flight, "budget")
             ledger.end()
         assert ledger.begin(1e9) is None
-        ledger.want_asked(PromptPlan((fact("a", ready=False),)), lost=set(), room=None)
+        ledger.want_asked(PromptPlan((fact("a", ready=False),)), lost=set(), room=None, since=ledger.moment)
     assert tries == 3
 
 
@@ -192,7 +192,7 @@ def test_failures_of_a_fact_that_was_removed_meanwhile_are_not_kept(ledger: Ledg
 def test_evicted_records_are_queued_and_those_on_top_stay_ready(ledger: Ledger) -> None:
     encode(ledger, "a")
     encode(ledger, "b", "a")
-    ledger.want_asked(PromptPlan((fact("a"), fact("b"))), lost={"a"}, room=None)
+    ledger.want_asked(PromptPlan((fact("a"), fact("b"))), lost={"a"}, room=None, since=ledger.moment)
     assert not ledger.is_ready("record-a") and ledger.is_ready("record-b")
     assert ledger.counters["evicted"] == 1
     assert queued(ledger) == ["a"]
@@ -200,12 +200,21 @@ def test_evicted_records_are_queued_and_those_on_top_stay_ready(ledger: Ledger) 
     assert doomed == ["a", "b"], "b has still seen a"
 
 
+def test_a_record_made_while_the_request_ran_is_not_taken_for_evicted(ledger: Ledger) -> None:
+    encode(ledger, "a")
+    since = ledger.moment
+    encode(ledger, "b")
+    ledger.want_asked(PromptPlan((fact("a"), fact("b"))), lost={"a", "b"}, room=None, since=since)
+    assert not ledger.is_ready("record-a") and ledger.is_ready("record-b")
+    assert queued(ledger) == ["a"]
+
+
 def test_only_as_much_is_encoded_as_fits_beside_what_the_request_has(ledger: Ledger) -> None:
     for handle in "abcd":
         encode(ledger, handle)
     header = Segment("header", tuple(range(PAGE_TOKENS)), "record-header")
     plan = PromptPlan((header, *(fact(handle) for handle in "abcd"), fact("e", ready=False), Segment("text", (1,))))
-    ledger.want_asked(plan, lost={"a", "b", "c"}, room=4 * PAGE_TOKENS)
+    ledger.want_asked(plan, lost={"a", "b", "c"}, room=4 * PAGE_TOKENS, since=ledger.moment)
     assert not any(ledger.is_ready(record(handle)) for handle in "abc")
     assert sorted(queued(ledger)) == ["c", "e"], "the most similar come last"
 

@@ -173,6 +173,21 @@ def test_everything_on_top_of_a_removed_fact_is_made_again(scene: Recording) -> 
     assert set(scene.engine.dropped_handles) == set(scene.handles(first, second, third))
 
 
+def test_what_has_to_be_made_again_does_not_hold_up_new_facts(scene: Recording) -> None:
+    first, second, third = new_fact(), new_fact(), new_fact()
+    scene.add(first, second, third)
+    scene.settle()
+    scene.engine.encodes.shut()
+    blocker, new = new_fact(scope=BOB), new_fact(scope=BOB)
+    scene.add(blocker)
+    scene.engine.encodes.arrival()
+    scene.remove(first)
+    scene.add(new)
+    scene.engine.encodes.open()
+    scene.settle()
+    assert scene.engine.encoded[3:] == scene.handles(blocker, new, second, third)
+
+
 def test_dependence_goes_through_records_that_have_not_seen_the_fact_themselves() -> None:
     scene = Recording("fact_chain(1, previous)")
     facts = [new_fact() for _ in range(4)]

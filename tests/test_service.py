@@ -285,6 +285,19 @@ def test_a_question_right_after_add_is_answered_from_text_without_waiting(house:
     assert house.ask(handles).facts_injected == 2
 
 
+def test_a_fact_that_becomes_ready_during_the_answer_is_not_encoded_twice(house: House) -> None:
+    house.engine.encodes.shut()
+    handles = house.remember(new_fact(), wait=False)
+    chunks = house.service.generate(house.service.plan([QUESTION], handles), SHORT)
+    next(chunks)
+    house.engine.encodes.open()
+    assert house.service.wait(PATIENCE)
+    *_, last = chunks
+    assert last.report is not None and reasons(last.report) == {handles[0]: ABSENT}
+    assert house.service.wait(PATIENCE)
+    assert house.engine.encoded == handles
+
+
 def test_facts_that_are_not_ready_do_not_cost_those_that_are(house: House) -> None:
     ready = house.remember(new_fact(), new_fact())
     house.ask(ready)
