@@ -28,6 +28,11 @@ def new_fact(text: str = "", scope: Scope = ALICE, revision: str = "1") -> Fact:
     return Fact(f"fact-{number}", text or f"Likes the number {number}.", scope, revision, made)
 
 
+def forged(handle: str) -> str:
+    """The handle with a wrong tag."""
+    return handle[:-1] + ("0" if handle[-1] != "0" else "1")
+
+
 class Recording:
     """Everything a recorder needs, and the recorder.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from gated_engine import PATIENCE, until
-from recording import ALICE, BOB, Recording, new_fact, report
+from recording import ALICE, BOB, Recording, forged, new_fact, report
 
 from inferscale_mem.errors import EngineClosedError, EngineError, HandleError, StoreError
 from inferscale_mem.kv.directory import ABSENT, BEHIND, CHANGED
@@ -308,8 +308,7 @@ def test_recheck_drops_what_the_index_no_longer_has_and_what_stood_on_it(scene: 
     scene.add(expired, above)
     scene.settle()
     scene.index.take(expired)
-    never, forged = new_fact(), scene.handle(expired)[:-1] + "x"
-    scene.recorder.recheck([scene.handle(never), forged])
+    scene.recorder.recheck([scene.handle(new_fact()), forged(scene.handle(expired))])
     scene.settle()
     assert scene.ready(expired) == [True]
     scene.recorder.recheck([scene.handle(expired)])

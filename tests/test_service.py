@@ -11,7 +11,7 @@ import pytest
 from gated_engine import PATIENCE, GatedEngine, until
 from hypothesis import given
 from hypothesis import strategies as st
-from recording import ALICE, BOB, KEY, new_fact
+from recording import ALICE, BOB, KEY, forged, new_fact
 from small_index import SmallIndex
 
 from inferscale_mem.config import EncodingConfig
@@ -71,10 +71,6 @@ def house() -> Iterator[House]:
     made = House()
     yield made
     made.close()
-
-
-def forged(handle: str) -> str:
-    return handle[:-1] + ("0" if handle[-1] != "0" else "1")
 
 
 def reasons(report: InjectReport) -> dict[str, str]:
