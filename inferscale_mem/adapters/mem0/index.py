@@ -94,7 +94,7 @@ class VectorIndex:
 
     def get(self, fact_id: str) -> Fact | None:
         """See protocols.FactIndex."""
-        self._load()
+        self.load()
         if not self._exclusive:
             self._reread(fact_id)
         with self._lock:
@@ -103,7 +103,7 @@ class VectorIndex:
 
     def by_handle_id(self, handle_id: str) -> Fact | None:
         """See protocols.FactIndex."""
-        self._load()
+        self.load()
         with self._lock:
             fact_id = self._by_handle.get(handle_id)
         fact = self.get(fact_id) if fact_id is not None else None
@@ -111,7 +111,7 @@ class VectorIndex:
 
     def facts(self, scope: Scope | None = None) -> list[Fact]:
         """See protocols.FactIndex."""
-        self._load()
+        self.load()
         with self._lock:
             groups = [g for g in self._groups.values() if scope is None or scope.covers(g.scope)]
             entries = [entry for group in groups for entry in group.entries.values() if entry.live]
@@ -119,7 +119,7 @@ class VectorIndex:
 
     def previous(self, fact: Fact, m: int) -> list[Fact]:
         """See protocols.FactIndex."""
-        self._load()
+        self.load()
         with self._lock:
             group = self._groups.get(fact.scope.key)
             older = [e for e in group.entries.values() if e.age < age(fact) and e.live] if group else []
@@ -127,7 +127,7 @@ class VectorIndex:
 
     def nearest(self, fact: Fact, m: int) -> list[Fact]:
         """See protocols.FactIndex."""
-        self._load()
+        self.load()
         self._fill_vectors(fact)
         limit = age(fact)
         found: list[Fact] = []
@@ -149,11 +149,27 @@ class VectorIndex:
 
     # Kept up to date by whoever writes to the store.
 
+    def load(self) -> None:
+        """Read the store, unless that has been done. Writers call it first: what was before can only be told then."""
+        # Writers wait for the lock: a row written meanwhile is either in the scan or put afterwards, or both.
+        if self._loaded:
+            return
+        with self._lock:
+            if self._loaded:
+                return
+            self._loaded = True
+            try:
+                for fact_id, payload, vector in _rows(self._inner()):
+                    self.put(fact_id, payload, vector)
+            except BaseException:
+                self._loaded = False
+                raise
+
     def put(
         self, fact_id: str, payload: Mapping[str, Any], vector: Sequence[float] | None
     ) -> tuple[Fact | None, Fact | None]:
         """A row was written: what it is now, and what it was before; None where that is no live fact."""
-        self._load()
+        self.load()
         with self._lock:
             known = self._vector_of(fact_id, payload) if vector is None else None
             before = self._forget(fact_id)
@@ -169,17 +185,18 @@ class VectorIndex:
                 group.vectors.set(fact_id, row)
             if entry.last_day is not None:
                 self._mortal.add(fact_id)
-            return (fact if entry.live else None), before
+            same = before is not None and before.revision == fact.revision
+            return (fact if entry.live else None), (None if same else before)
 
     def discard(self, fact_id: str) -> Fact | None:
         """A row was deleted: what it was."""
-        self._load()
+        self.load()
         with self._lock:
             return self._forget(fact_id)
 
     def clear(self) -> list[Fact]:
         """All rows were deleted: what they were."""
-        self._load()
+        self.load()
         with self._lock:
             gone = [entry.fact for entry in self._entries.values()]
             for known in (self._entries, self._by_handle, self._groups, self._mortal):
@@ -197,7 +214,7 @@ class VectorIndex:
         """A fact was seen in a search result. In a shared store somebody else may have written it."""
         if self._exclusive:
             return
-        self._load()
+        self.load()
         with self._lock:
             known = self._entries.get(fact.id)
         if known is None or known.fact.revision != fact.revision:
@@ -251,21 +268,6 @@ class VectorIndex:
                 entry = self._entries.get(other.id)
                 if entry is not None and entry.fact.revision == other.revision:
                     self._groups[other.scope.key].vectors.set(other.id, vector)
-
-    def _load(self) -> None:
-        # Writers wait for the lock: a row written meanwhile is either in the scan or put afterwards, or both.
-        if self._loaded:
-            return
-        with self._lock:
-            if self._loaded:
-                return
-            self._loaded = True
-            try:
-                for fact_id, payload, vector in _rows(self._inner()):
-                    self.put(fact_id, payload, vector)
-            except BaseException:
-                self._loaded = False
-                raise
 
 
 def _rows(store: Any) -> Iterator[tuple[str, dict[str, Any], Sequence[float] | None]]:

@@ -54,6 +54,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
             ConfigError: the vectors' length is not the store's; nothing was written.
         """
         self._check_dims(vectors)
+        self._index.load()
         result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
         self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
         return result
@@ -61,6 +62,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def update(self, vector_id: str, vector: list[float] | None = None, payload: dict[str, Any] | None = None) -> Any:
         """Change a row, then report its new revision. Raises as ``insert``."""
         self._check_dims([vector] if vector is not None else [])
+        self._index.load()
         with self._stripe(vector_id):
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
             if vector is None or payload is None:  # some stores merge what they are given into the row
@@ -71,6 +73,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
 
     def delete(self, vector_id: str) -> Any:
         """Delete a row, then report that it is gone."""
+        self._index.load()
         with self._stripe(vector_id):
             result = self.inner.delete(vector_id=vector_id)
             gone = self._index.discard(str(vector_id))
@@ -80,12 +83,14 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
 
     def reset(self) -> Any:
         """Delete all rows, then report that they are gone."""
+        self._index.load()
         result = self.inner.reset()
         self._changed([], self._index.clear())
         return result
 
     def delete_col(self) -> Any:
         """As ``reset``, and the collection with them."""
+        self._index.load()
         result = self.inner.delete_col()
         self._changed([], self._index.clear())
         return result
