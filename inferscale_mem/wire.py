@@ -14,6 +14,8 @@ from inferscale_mem.types import EncodePlan, EncodeReport, InjectReport, Miss, P
 
 KEY = "inferscale"
 VERSION = 1
+NO_CONNECTOR = "the engine runs without the memory connector"
+"""Reason given for every memory of a request that no connector has seen."""
 
 Op = Literal["inject", "encode", "probe", "drop", "status"]
 OPS: tuple[Op, ...] = ("inject", "encode", "probe", "drop", "status")
@@ -152,21 +154,18 @@ def read_answer(params: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return answer if isinstance(answer, Mapping) else None
 
 
-def inject_report(
-    plan: PromptPlan, answer: Mapping[str, Any] | None, ttft_ms: float | None, why_none: str
-) -> InjectReport:
+def inject_report(plan: PromptPlan, answer: Mapping[str, Any] | None, ttft_ms: float | None) -> InjectReport:
     """What happened to a plan, from the connector's answer.
 
     Args:
         plan: what was asked.
         answer: from ``read_answer``; None means that no connector saw the request.
         ttft_ms: milliseconds to the first token.
-        why_none: reason given for every fact if no connector answered.
     """
     total = sum(len(segment.token_ids) for segment in plan.segments)
     facts = plan.facts
     if answer is None or "error" in answer:
-        reason = why_none if answer is None else str(answer["error"])
+        reason = NO_CONNECTOR if answer is None else str(answer["error"])
         missed = tuple(Miss(fact.handle or "", reason) for fact in facts if fact.record)
         return InjectReport(len(facts), 0, 0, total, missed, ttft_ms)
     injected = int(answer.get("tokens_injected", 0))
@@ -174,11 +173,11 @@ def inject_report(
     return InjectReport(len(facts), int(answer.get("facts_injected", 0)), injected, total - injected, missed, ttft_ms)
 
 
-def encode_report(plan: EncodePlan, answer: Mapping[str, Any] | None, why_none: str) -> EncodeReport:
+def encode_report(plan: EncodePlan, answer: Mapping[str, Any] | None) -> EncodeReport:
     """What became of an encode plan, from the connector's answer."""
     total = sum(len(segment.token_ids) for segment in plan.segments)
     if answer is None or "error" in answer:
-        reason = why_none if answer is None else str(answer["error"])
+        reason = NO_CONNECTOR if answer is None else str(answer["error"])
         return EncodeReport((), {span.record: reason for span in plan.spans}, total, 0)
     injected = int(answer.get("tokens_injected", 0))
     return EncodeReport(

@@ -17,6 +17,7 @@ from inferscale_mem.errors import ConfigError, InferScaleError, InputError
 COMMANDS = {
     "doctor": ("inferscale_mem.cli.doctor", "check that this machine has what is needed"),
     "chat": ("inferscale_mem.cli.chat", "talk to a model that remembers you"),
+    "bench": ("inferscale_mem.cli.bench", "measure what injected memory gains on this machine"),
 }
 """Subcommand -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it does. Modules are
 imported only when their subcommand is asked for."""

@@ -81,7 +81,7 @@ async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprob
         tuple(Segment("text", part) for part in parts),
         (Span(LAYOUT[0], 0, header), Span(LAYOUT[1], header, header + fact)),
     )
-    encoded = wire.encode_report(plan, await ask(wire.encode_params(plan), tokens), "")
+    encoded = wire.encode_report(plan, await ask(wire.encode_params(plan), tokens))
     if set(encoded.encoded) != set(LAYOUT):
         raise SelfTestError(f"Records were not made at start: {encoded.refused}")
     stored = [Segment("header", part, name) for part, name in zip(parts, LAYOUT, strict=False)]

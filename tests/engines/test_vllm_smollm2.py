@@ -53,7 +53,8 @@ def test_bfloat16_is_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
 def float32_engine(smollm2_path: str) -> Iterator[Engine]:
     from inferscale_mem.engines.vllm_local import VllmEngine
 
-    config = EngineConfig(multiprocess=False, dtype="float32", block_size=32, kv_cache_bytes=256 << 20)
+    sizes = {"block_size": 32, "max_model_len": 1024, "kv_cache_bytes": 128 << 20, "record_bytes": 64 << 20}
+    config = EngineConfig(multiprocess=False, dtype="float32", **sizes)
     engine = VllmEngine(smollm2_path, config)
     yield engine
     engine.close()

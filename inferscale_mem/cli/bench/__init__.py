@@ -1,0 +1,25 @@
+"""Measure, on this machine, what injected memory gains. Each benchmark first checks that answers are right."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+BENCHMARKS = {
+    "ttft": ("inferscale_mem.cli.bench.ttft", "time to first token: plain text, warm prefix cache and injected"),
+}
+"""Benchmark -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it measures."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One subcommand per benchmark."""
+    choices = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, (module, what) in BENCHMARKS.items():
+        chosen = choices.add_parser(name, help=what, description=what)
+        importlib.import_module(module).add_arguments(chosen)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark."""
+    code: int = importlib.import_module(BENCHMARKS[args.benchmark][0]).run(args)
+    return code

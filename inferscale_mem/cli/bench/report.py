@@ -1,0 +1,90 @@
+"""What all benchmarks print and write: progress, a table, JSON, pictures, and what machine it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import inferscale_mem
+from inferscale_mem.errors import ConfigError, MissingDependencyError
+from inferscale_mem.protocols import Engine
+
+
+def progress(text: str) -> None:
+    """A line on stderr, written over by the next where stderr is a terminal."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"{text:<60}", end=end, file=sys.stderr, flush=True)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right-aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
+    )
+
+
+def machine(engine: Engine, **more: Any) -> dict[str, Any]:
+    """Device, versions, model and time, for the ``meta`` of results."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    return {
+        "device": device,
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "engine": engine.info.version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "inferscale_mem": inferscale_mem.__version__,
+        "model": Path(engine.info.model).name,
+        "dtype": engine.info.dtype,
+        "block_size": engine.info.block_size,
+        "bytes_per_token": engine.info.bytes_per_token,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        **more,
+    }
+
+
+def write_json(file: str, result: Mapping[str, Any]) -> Path:
+    """Write results, folders made as needed."""
+    path = Path(file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"Results cannot be written to {file}: {error.strerror}; give another --json.") from error
+    return path
+
+
+def write_pictures(
+    file: str, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
+) -> list[Path]:
+    """One line per name, as PNG and SVG beside the JSON file.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("matplotlib", "bench") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for (name, points), style in zip(lines.items(), ("o-", "s--", "^-"), strict=False):
+        axes.plot(*zip(*points, strict=True), style, label=name)
+    axes.set(title=labels["title"], xlabel=labels["x"], ylabel=labels["y"], yscale="log")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    paths = [Path(file).with_suffix(ending) for ending in (".png", ".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    return paths
