@@ -298,6 +298,7 @@ class EngineInfo:
         connector: whether records can be made and injected at all.
         verifies_handles: whether the engine itself checks handles' tags.
         version: engine and its version, e.g. "vllm 0.32.0".
+        device: what it runs on, as the system calls it.
     """
 
     model: str
@@ -310,6 +311,7 @@ class EngineInfo:
     connector: bool
     verifies_handles: bool
     version: str
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

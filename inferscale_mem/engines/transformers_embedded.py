@@ -29,7 +29,7 @@ from inferscale_mem.engines.hf.records import RecordBytes, bytes_per_token
 from inferscale_mem.engines.hf.sampling import with_defaults
 from inferscale_mem.engines.hf.self_test import run_self_test
 from inferscale_mem.engines.requests import Injection
-from inferscale_mem.errors import BudgetError, ConfigError, EngineClosedError, InputError
+from inferscale_mem.errors import BudgetError, ConfigError, EngineClosedError, EngineError, InferScaleError, InputError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.directory import Directory, Record
 from inferscale_mem.kv.slab import PAGE_SIZE
@@ -239,3 +239,7 @@ class TransformersEngine(EngineBase):
             if self._closed:
                 raise EngineClosedError("The engine was closed while it worked on this; open a new one.") from None
             raise
+        except InferScaleError:
+            raise
+        except Exception as error:  # torch raises many kinds, out of memory among them
+            raise EngineError(f"The model failed: {error}") from error

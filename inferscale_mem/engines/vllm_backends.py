@@ -16,6 +16,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from inferscale_mem.errors import EngineError
 
 
+SHUTDOWN_SECONDS = 20
+"""Time for vLLM's processes to end by themselves, so that they leave no shared memory behind."""
+
+
 class Backend(Protocol):
     """What both ways of running vLLM have in common."""
 
@@ -53,7 +57,8 @@ class BesideBackend:
                 yield output
 
     def shutdown(self) -> None:
-        self._llm.shutdown()
+        self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
+        del self._llm  # its finaliser shuts down once more, which fails while the interpreter exits
 
 
 class InProcessBackend:

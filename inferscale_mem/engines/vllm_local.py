@@ -14,6 +14,7 @@ from vllm import RequestOutput, SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -211,6 +212,7 @@ def _engine_info(model: str, vllm_config: VllmConfig, status: Any) -> EngineInfo
         connector=status is not None,
         verifies_handles=bool(status and status["verifies_handles"]),
         version=f"vllm {vllm_version}",
+        device=current_platform.get_device_name() or current_platform.device_type,
     )
 
 

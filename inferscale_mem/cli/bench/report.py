@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -10,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import inferscale_mem
 from inferscale_mem.errors import ConfigError, MissingDependencyError
@@ -34,12 +33,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine(engine: Engine, **more: Any) -> dict[str, Any]:
     """Device, versions, model and time, for the ``meta`` of results."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
     return {
-        "device": device,
+        "device": engine.info.device,
+        "machine": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "engine": engine.info.version,
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),
         "python": platform.python_version(),
         "inferscale_mem": inferscale_mem.__version__,
         "model": Path(engine.info.model).name,

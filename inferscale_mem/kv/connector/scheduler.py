@@ -112,7 +112,7 @@ class SchedulerSide:
     def _prepare(self, request: Request, job: Job) -> None:
         tokens = request.prompt_token_ids
         assert tokens is not None
-        job.match = self.directory.match(_wanted(job.order, tokens), job.order.scope, job.order.store)
+        job.match = self.directory.match(_context(job.order, tokens), job.order.scope, job.order.store)
         if request.skip_reading_prefix_cache:
             reason = "the request reads no cached tokens (prompt_logprobs or skip_reading_prefix_cache)"
             injectable = [Miss(r.handle or r.name, reason) for r in job.match.records]
@@ -127,9 +127,6 @@ class SchedulerSide:
             self.directory.counters["missed"] += len(job.match.missed)
 
     def _reserve(self, job: Job, span: Span, tokens: Sequence[int]) -> None:
-        if span.start < job.end:
-            job.refused[span.record] = "a span lies on tokens that are injected, not computed"
-            return
         try:
             record = self.directory.reserve(
                 span.record, tokens[span.start : span.end], span.handle, span.scope, job.order.store
@@ -263,11 +260,16 @@ class SchedulerSide:
         }
 
 
-def _wanted(order: wire.Order, tokens: Sequence[int]) -> list[Wanted]:
+def _context(order: wire.Order, tokens: Sequence[int]) -> list[Wanted]:
+    """The segments that may be injected: in an encode those before its first span, whose tokens must be computed."""
+    limit = order.spans[0].start if order.spans else len(tokens)
     wanted, position = [], 0
     for segment in order.segments:
-        wanted.append(Wanted(tuple(tokens[position : position + segment.length]), segment.record, segment.handle))
-        position += segment.length
+        end = position + segment.length
+        if end > limit:
+            break
+        wanted.append(Wanted(tuple(tokens[position:end]), segment.record, segment.handle))
+        position = end
     return wanted
 
 
