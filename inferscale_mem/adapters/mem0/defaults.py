@@ -91,7 +91,8 @@ def fit_dims(embedder: Any, store: Any, config: MemoryConfig) -> None:
     qdrant = isinstance(getattr(store, "client", None), QdrantClient)
     if qdrant:
         vectors = store.client.get_collection(store.collection_name).config.params.vectors
-        takes = getattr(vectors, "size", None)
+        # What an existing collection takes is not what Mem0 was told.
+        takes = store.embedding_model_dims = getattr(vectors, "size", None)
     if gives is None or not isinstance(takes, int) or gives == takes:
         return
     asked = "embedding_model_dims" in config.vector_store.config.model_fields_set

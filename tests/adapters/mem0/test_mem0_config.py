@@ -1,0 +1,308 @@
+"""What a memory is made of: our defaults where the app says nothing, the app's settings everywhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from mem0.configs.base import MemoryConfig
+from mem0.configs.embeddings.base import BaseEmbedderConfig
+from mem0.embeddings.base import EmbeddingBase
+from mem0.embeddings.configs import EmbedderConfig
+from mem0.llms.configs import LlmConfig
+from mem0.llms.openai import OpenAILLM
+from mem0.utils.factory import EmbedderFactory
+from mem0.vector_stores.configs import VectorStoreConfig
+from pydantic import ValidationError
+from qdrant_client import QdrantClient
+
+from inferscale_mem import InferScaleConfig, InferScaleMemory
+from inferscale_mem.adapters.mem0 import defaults
+from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
+from inferscale_mem.adapters.mem0.extraction import CheckedLLM
+from inferscale_mem.adapters.mem0.llm import EngineLLM
+from inferscale_mem.errors import ConfigError, ModelError
+from inferscale_mem.testing import FakeEngine
+
+ALICE = {"user_id": "alice"}
+
+
+class Letters(EmbeddingBase):
+    """An app's embedder: counts letters. Says its dimension only if told to."""
+
+    declared: ClassVar[int | None] = None
+    dims: ClassVar[int] = 26
+
+    def __init__(self, config: BaseEmbedderConfig) -> None:
+        super().__init__(config)
+        self.config.embedding_dims = self.config.embedding_dims or self.declared
+
+    def embed(self, text: str, memory_action: Any = None) -> list[float]:
+        return [1.0 + text.lower().count(chr(97 + n % 26)) for n in range(self.dims)]
+
+
+class LettersThatSaySo(Letters):
+    declared = 26
+
+
+class LettersThatLie(Letters):
+    declared = 1536
+
+
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes an embedder class known to Mem0 as "openai": names are checked by its settings."""
+
+    def use(kind: type) -> None:
+        providers = {**EmbedderFactory.provider_to_class, "openai": f"{__name__}.{kind.__name__}"}
+        monkeypatch.setitem(sys.modules, __name__, sys.modules[Letters.__module__])
+        monkeypatch.setattr(EmbedderFactory, "provider_to_class", providers)
+
+    return use
+
+
+def add_and_find(memory: InferScaleMemory) -> str:
+    memory.add("I live in Lyon.", infer=False, **ALICE)
+    found = memory.search("I live in Lyon.", filters=ALICE)
+    return str(memory.resolve(found)["results"][0]["memory"])
+
+
+def test_nothing_configured(memory: InferScaleMemory, home: Path) -> None:
+    assert isinstance(memory.llm, EngineLLM) and isinstance(memory.embedding_model, LocalEmbedder)
+    assert memory.config.llm.provider == memory.config.embedder.provider == "inferscale"
+    assert memory.vector_store.embedding_model_dims == 384
+    assert memory.config.vector_store.config.path == str(home / "inferscale" / "qdrant")
+    assert memory.config.history_db_path == str(home / "inferscale" / "history.db")
+    assert memory.service.signer.store == "qdrant/mem0"
+
+
+def test_an_empty_configuration_is_none(engine: FakeEngine, home: Path) -> None:
+    with InferScaleMemory.from_config({}, engine=engine) as memory:
+        assert memory.config.llm.provider == memory.config.embedder.provider == "inferscale"
+        assert memory.config.vector_store.config.path == str(home / "inferscale" / "qdrant")
+    with InferScaleMemory(MemoryConfig(), engine=engine) as memory:
+        assert memory.config.llm.provider == memory.config.embedder.provider == "inferscale"
+        assert memory.config.vector_store.config.path == str(home / "inferscale" / "qdrant")
+
+
+def test_everything_an_app_sets_is_kept(engine: FakeEngine, tmp_path: Path) -> None:
+    given = {
+        "vector_store": {"provider": "qdrant", "config": {"collection_name": "mine", "path": str(tmp_path / "q")}},
+        "llm": {"provider": "openai", "config": {"api_key": "none", "model": "gpt-none", "temperature": 0.3}},
+        "history_db_path": str(tmp_path / "h.db"),
+        "custom_instructions": "Only drinks.",
+        "version": "v1.0",
+        "inferscale": {"home": str(tmp_path / "home"), "encoding": {"policy": "fact_chain(4, previous)"}},
+    }
+    before = repr(given)
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert isinstance(memory.llm, CheckedLLM) and isinstance(memory.llm.inner, OpenAILLM)
+        assert memory.llm.config.model == "gpt-none" and memory.llm.config.temperature == 0.3
+        assert memory.collection_name == "mine" and memory.service.signer.store == "qdrant/mine"
+        assert memory.custom_instructions == "Only drinks." and memory.api_version == "v1.0"
+        assert memory.service.config.policy == "fact_chain(4, previous)"
+        assert add_and_find(memory) == "I live in Lyon."
+        assert (tmp_path / "q").is_dir() and (tmp_path / "h.db").is_file()
+        assert {path.name for path in (tmp_path / "home").iterdir()} == {"handle.key"}
+    assert repr(given) == before, "the argument is not changed"
+
+
+def test_mem0_settings_as_objects(engine: FakeEngine, home: Path) -> None:
+    config = MemoryConfig(
+        llm=LlmConfig(provider="openai", config={"api_key": "none"}),
+        vector_store=VectorStoreConfig(config={"collection_name": "mine", "path": str(home / "q")}),
+    )
+    with InferScaleMemory(config, engine=engine) as memory:
+        assert isinstance(memory.llm.inner, OpenAILLM)
+        assert memory.collection_name == "mine" and memory.vector_store.embedding_model_dims == 384
+        assert add_and_find(memory) == "I live in Lyon."
+    assert config.vector_store.config.embedding_model_dims == 1536, "the argument is not changed"
+
+
+def test_settings_changed_after_they_were_made(engine: FakeEngine) -> None:
+    config = MemoryConfig()
+    config.vector_store.config.collection_name = "mine"
+    config.llm.config = {"api_key": "none"}
+    with InferScaleMemory(config, engine=engine) as memory:
+        assert memory.collection_name == "mine"
+        assert memory.config.llm.provider == "openai"
+
+
+def test_qdrant_without_a_place_lies_at_home(engine: FakeEngine, home: Path) -> None:
+    given = {"vector_store": {"config": {"collection_name": "mine"}}}
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert memory.config.vector_store.config.path == str(home / "inferscale" / "qdrant")
+
+
+def test_our_parts_by_name(engine: FakeEngine) -> None:
+    given = {
+        "llm": {"provider": "inferscale", "config": {"max_tokens": 50, "extraction": "write"}},
+        "embedder": {"provider": "inferscale", "config": {}},
+    }
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert memory.llm.config.max_tokens == 50 and memory.llm.config.extraction == "write"
+        assert memory.embedding_model.dims == 384
+
+
+def test_an_apps_own_client_is_used_and_left_open(engine: FakeEngine) -> None:
+    client = QdrantClient(":memory:")
+    given = {"vector_store": {"config": {"client": client, "collection_name": "mine"}}}
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert add_and_find(memory) == "I live in Lyon."
+    assert client.count("mine").count == 1
+
+
+def test_two_collections_do_not_share_handles(engine: FakeEngine, home: Path) -> None:
+    key = {"handle_key": "ab" * 32}
+    with InferScaleMemory.from_config({"inferscale": key}, engine=engine) as memory:
+        memory.add("I live in Lyon.", infer=False, **ALICE)
+        handle = memory.search("Lyon", filters=ALICE)["results"][0]["memory"]
+        assert memory.resolve(handle) == "I live in Lyon."
+    other = {"inferscale": key, "vector_store": {"config": {"collection_name": "other"}}}
+    with InferScaleMemory.from_config(other, engine=engine) as memory:
+        assert memory.resolve(handle) == handle
+    assert not (home / "inferscale" / "handle.key").exists()
+
+
+# Bad settings.
+
+
+@pytest.mark.parametrize(
+    "inferscale, error, match",
+    [
+        ({"modle": "x"}, ConfigError, "Unknown setting modle"),
+        ({"encoding": {"policy": "nonsense(3)"}}, ConfigError, "policy"),
+        ({"engine": {"kind": "magic"}}, ConfigError, "magic"),
+        ({"handle_key": "secret"}, ConfigError, "hex"),
+        ({"embedder": "/no/such/embedder"}, ModelError, "/no/such/embedder"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_made(
+    engine: FakeEngine, home: Path, inferscale: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        InferScaleMemory(inferscale=inferscale, engine=engine)
+    assert not (home / "inferscale").exists()
+
+
+def test_an_unknown_model_is_refused_before_anything_is_made(home: Path) -> None:
+    with pytest.raises(ModelError, match="/no/such/model"):
+        InferScaleMemory(inferscale={"model": "/no/such/model"})
+    assert not (home / "inferscale").exists()
+
+
+def test_settings_of_a_wrong_kind(engine: FakeEngine) -> None:
+    with pytest.raises(ConfigError, match="inferscale must be"):
+        InferScaleMemory(inferscale="model=x", engine=engine)  # type: ignore[arg-type]
+    settings = InferScaleConfig(handle_key="cd" * 32)
+    with InferScaleMemory(inferscale=settings, engine=engine) as memory:
+        assert memory.service.signer.store == "qdrant/mem0"
+
+
+def test_mem0_refuses_what_it_does_not_know(engine: FakeEngine) -> None:
+    with pytest.raises(ValidationError, match="Unsupported LLM provider"):
+        InferScaleMemory.from_config({"llm": {"provider": "nobody", "config": {}}}, engine=engine)
+    with pytest.raises(ValueError, match="Unsupported Llm provider"):
+        InferScaleMemory.from_config({"llm": {"provider": "nobody"}}, engine=engine)
+
+
+def test_a_failed_start_leaves_no_lock(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(Exception, match="api_key"):
+        InferScaleMemory.from_config({"llm": {"provider": "openai"}}, engine=engine)
+    with InferScaleMemory(engine=engine) as memory:
+        assert add_and_find(memory) == "I live in Lyon."
+
+
+# Dimensions (case M7).
+
+
+@pytest.mark.parametrize("kind", [LettersThatSaySo, Letters])
+def test_dims_in_the_embedders_settings(engine: FakeEngine, letters: Any, kind: type) -> None:
+    letters(kind)
+    given = {"embedder": {"provider": "openai", "config": {"embedding_dims": 26}}}
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert memory.vector_store.embedding_model_dims == 26
+        assert add_and_find(memory) == "I live in Lyon."
+
+
+def test_dims_that_only_the_embedder_says(engine: FakeEngine, letters: Any) -> None:
+    letters(LettersThatSaySo)
+    for _ in range(2):
+        with InferScaleMemory.from_config({"embedder": {"provider": "openai"}}, engine=engine) as memory:
+            assert add_and_find(memory) == "I live in Lyon."
+
+
+@pytest.mark.parametrize("kind", [Letters, LettersThatLie])
+def test_dims_that_nobody_says_fail_before_anything_is_written(engine: FakeEngine, letters: Any, kind: type) -> None:
+    letters(kind)
+    with InferScaleMemory.from_config({"embedder": {"provider": "openai"}}, engine=engine) as memory:
+        with pytest.raises(ConfigError, match="embedding_model_dims=26"):
+            memory.add("I live in Lyon.", infer=False, **ALICE)
+        assert memory.get_all(filters=ALICE)["results"] == []
+        assert memory.db.connection.execute("SELECT COUNT(*) FROM history").fetchone() == (0,)
+
+
+def test_dims_that_contradict_each_other(engine: FakeEngine, letters: Any) -> None:
+    letters(LettersThatSaySo)
+    given = {"embedder": {"provider": "openai"}, "vector_store": {"config": {"embedding_model_dims": 99}}}
+    with pytest.raises(ConfigError, match=r"gives 26 .* takes 99"):
+        InferScaleMemory.from_config(given, engine=engine)
+
+
+def test_another_embedder_for_a_filled_collection(engine: FakeEngine, letters: Any) -> None:
+    with InferScaleMemory(engine=engine) as memory:
+        add_and_find(memory)
+    letters(LettersThatSaySo)
+    with pytest.raises(ConfigError, match=r"gives 26 .* takes 384"):
+        InferScaleMemory.from_config({"embedder": {"provider": "openai"}}, engine=engine)
+    with InferScaleMemory(engine=engine) as memory:
+        assert len(memory.get_all(filters=ALICE)["results"]) == 1
+
+
+def test_declared_dims_of_anything() -> None:
+    assert defaults.declared_dims(object()) is None
+    assert defaults.declared_dims(Letters(BaseEmbedderConfig(embedding_dims=26))) == 26
+
+
+def test_embedder_settings_are_not_changed() -> None:
+    given = EmbedderConfig.model_construct(provider="inferscale", config={})
+    defaults.complete(MemoryConfig().model_copy(update={"embedder": given}), InferScaleConfig.from_env())
+    assert given.config == {}
+
+
+# Telemetry.
+
+
+@pytest.mark.parametrize(
+    "before, first, expected",
+    [
+        (None, "", "False False false"),
+        (None, "import mem0; ", "False False false"),
+        ("true", "", "True True true"),
+        ("false", "", "False False false"),
+    ],
+)
+def test_telemetry_is_off_unless_asked_for(home: Path, before: str | None, first: str, expected: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MEM0_TELEMETRY"}
+    if before is not None:
+        environment["MEM0_TELEMETRY"] = before
+    script = (
+        f"import os; {first}import inferscale_mem.adapters.mem0; "
+        "import mem0.memory.main as m, mem0.memory.telemetry as t; "
+        "print(m.MEM0_TELEMETRY, t.MEM0_TELEMETRY, os.environ['MEM0_TELEMETRY'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=Path.cwd()
+    )
+    assert result.stdout.split() == expected.split()
+
+
+def test_importing_the_adapter_is_light() -> None:
+    script = "import sys, inferscale_mem.adapters.mem0; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert not {"torch", "transformers", "vllm", "langchain_core"} & set(result.stdout.split())
