@@ -15,7 +15,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from inferscale_mem.errors import EngineError
 
-
 SHUTDOWN_SECONDS = 20
 """Time for vLLM's processes to end by themselves, so that they leave no shared memory behind."""
 

@@ -1,6 +1,6 @@
 """The connector that vLLM loads: ``kv_connector_module_path="inferscale_mem.kv.connector"``.
 
-``InferScaleConnector`` only passes vLLM's hooks on, to ``SchedulerSide`` in the scheduler and ``WorkerSide`` in workers.
+``InferScaleConnector`` passes vLLM's hooks on: to ``SchedulerSide`` in the scheduler, to ``WorkerSide`` in workers.
 """
 
 from __future__ import annotations
