@@ -205,7 +205,7 @@ class RecordConformance:
     def test_the_budget_is_kept_and_the_least_recently_used_go(self, make_engine: Callable[..., Engine]) -> None:
         engine = make_engine(record_tokens=3 * FACT_TOKENS)
         scene = Scene(engine)
-        a, b, c, d, *more = [scene.memory_of(FACT_TOKENS) for _ in range(7)]
+        a, b, c, d, e, *more = [scene.memory_of(FACT_TOKENS) for _ in range(8)]
         for memory in (a, b, c):
             assert scene.encode([memory], header=False).encoded == (memory.record,)
         assert scene.ask(scene.plan([a], header=False)).report.facts_injected == 1
@@ -218,8 +218,9 @@ class RecordConformance:
         report = scene.encode([huge], header=False)
         assert report.encoded == () and report.refused[huge.record]
         assert scene.ask(scene.plan([d], header=False)).report.facts_injected == 1
-        # A request that was given up holds on to nothing.
-        chunks = iter(engine.generate(scene.plan([a], header=False), dataclasses.replace(FIRST_TOKEN, max_tokens=20)))
+        # What is done, or was given up, holds on to nothing.
+        assert scene.encode([e], context=[d], header=False).based_on == (d.record,)
+        chunks = iter(engine.generate(scene.plan([d], header=False), dataclasses.replace(FIRST_TOKEN, max_tokens=20)))
         next(chunks)
         chunks.close()  # type: ignore[attr-defined]
         assert scene.encode(more, header=False).encoded == tuple(memory.record for memory in more)

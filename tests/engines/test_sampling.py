@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import torch
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines.hf.sampling import Sampler, top_logprobs, truncate, with_defaults
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
-from inferscale_mem.errors import InputError
+from inferscale_mem.errors import InputError, MissingDependencyError
 from inferscale_mem.types import PromptPlan, Sampling, Segment
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 1.5])
@@ -149,3 +150,10 @@ def test_what_contradicts_itself_is_refused(engine: TransformersEngine) -> None:
     ):
         with pytest.raises(InputError):
             ask(engine, sampling)
+
+
+def test_a_missing_grammar_library_is_named(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(MissingDependencyError, match="xgrammar"):
+        ask(engine, Sampling(max_tokens=4, json_schema={"type": "object"}))
+    assert ask(engine, Sampling(max_tokens=4, temperature=0.0))

@@ -15,7 +15,7 @@ import torch
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines.requests import DROPPED
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
-from inferscale_mem.errors import EngineClosedError
+from inferscale_mem.errors import EngineClosedError, EngineError
 from inferscale_mem.types import EncodePlan, EncodeReport, InjectReport, PromptPlan, Sampling, Scope, Segment, Span
 
 ALICE = Scope(user_id="alice")
@@ -293,3 +293,23 @@ def test_closing_while_the_model_works_ends_every_request(tmp_path: Path, monkey
     for thread in (*threads, closer):
         thread.join()
     assert [type(error) for error in errors] == [EngineClosedError, EngineClosedError]
+
+
+def test_what_fails_leaves_nothing_behind(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine("llama")
+    rest = Segment("text", tokens(4, 81))
+    encode(engine, (), fact("kept", tokens(5, 80)))
+    plan = PromptPlan((fact("kept", tokens(5, 80)), rest), ALICE, STORE)
+    expected, before = ask(engine, plan)[0], engine.status()
+
+    def fail(*args: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._model, "forward", fail)
+        with pytest.raises(EngineError, match="out of memory"):
+            engine.encode(lone("lost", tokens(9, 82)))
+        with pytest.raises(EngineError, match="out of memory"):
+            ask(engine, plan)
+    assert (engine.status().records, engine.status().bytes) == (before.records, before.bytes)
+    assert torch.equal(ask(engine, plan)[0], expected)
