@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inferscale_mem.adapters.mem0.errors import ExtractionError
@@ -66,16 +66,18 @@ def write_prompt(part: str, about: str, instructions: str = "") -> Prompt:
     return [*_head(_WRITE, about, instructions), {"role": "user", "content": part}]
 
 
-def kept(reply: str) -> bool:
-    """Whether the reply to a ``copy_prompt``, which may end as soon as that is clear, keeps the sentence.
+def kept(reply: Iterable[str]) -> bool:
+    """Whether the reply to a ``copy_prompt`` keeps the sentence; reads only as much of it as that takes.
 
     Raises:
         ExtractionError: it does not say.
     """
-    match = _DECISION.search(reply)
-    if match is None:
-        raise ExtractionError(f"The model's reply {reply[:100]!r} keeps no sentence and leaves out none; try again.")
-    return match[1] == "{"
+    text = ""
+    for piece in reply:
+        text += piece
+        if match := _DECISION.search(text):
+            return match[1] == "{"
+    raise ExtractionError(f"The model's reply {text[:100]!r} keeps no sentence and leaves out none; try again.")
 
 
 def sentences(messages: Sequence[Mapping[str, Any]], speaker: str) -> list[str]:

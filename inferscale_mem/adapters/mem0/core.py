@@ -175,6 +175,13 @@ class Core:
                 self.service.check_fact(given)
         return clean[0], clean[1], metadata
 
+    def prepare_search(self, query: str, memory_format: str) -> None:
+        """Everything that can be wrong with a query; and the engine starts, if handles are wanted."""
+        inputs.check_unicode(query, "query")
+        if memory_format == "handle":
+            self.start()
+        self.sweep()
+
     def present(self, results: dict[str, Any], scope: Scope, memory_format: str) -> dict[str, Any]:
         """Search results as the caller gets them: only the scope's, and handles in place of texts.
 
@@ -196,9 +203,9 @@ class Core:
             return self._resolve_text(what, scope)
         if isinstance(what, Mapping):
             return {key: self.resolve(value, scope) for key, value in what.items()}
-        if isinstance(what, list | tuple):
-            return type(what)([self.resolve(item, scope) for item in what])
-        return what
+        if isinstance(what, list):
+            return [self.resolve(item, scope) for item in what]
+        return tuple(self.resolve(item, scope) for item in what) if isinstance(what, tuple) else what
 
     def _resolve_text(self, text: str, scope: Scope | None) -> str:
         parts, end = [], 0

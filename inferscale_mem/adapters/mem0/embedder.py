@@ -106,13 +106,19 @@ def _encoder(source: str, device: str) -> _Encoder:
 def _load(source: str, device: str) -> _Encoder:
     try:
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingDependencyError("transformers", "vllm") from error
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it is over in a moment
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModel.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ModelError(f"The embedder {source} cannot be loaded: {error}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     return _Encoder(tokenizer, model.to(device).eval())
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -108,9 +109,9 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
         def keeps(sentence: str) -> bool:
             prompt = asking.copy_prompt(sentence, extraction.about, extraction.instructions)
             schema = asking.schema([sentence])
-            return asking.kept(
-                self._answer(prompt, Sampling(max_tokens=DECISION_TOKENS, temperature=0.0, json_schema=schema))
-            )
+            sampling = Sampling(max_tokens=DECISION_TOKENS, temperature=0.0, json_schema=schema)
+            with contextlib.closing(self._stream(prompt, sampling)) as reply:
+                return asking.kept(reply)
 
         said = asking.sentences(extraction.messages, extraction.about)
         for sentence in said:
@@ -143,7 +144,17 @@ class EngineLLM(LLMBase):  # type: ignore[misc]  # Mem0 ships no types
             yield asking.write_prompt(part, about, instructions)
 
     def _answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        return "".join(chunk.text for chunk in self._engine().generate(self._plan(messages), sampling))
+        return "".join(self._stream(messages, sampling))
+
+    def _stream(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Generator[str, None, None]:
+        """An answer piece by piece; closing it ends the request."""
+        chunks = self._engine().generate(self._plan(messages), sampling)
+        try:
+            for chunk in chunks:
+                yield chunk.text
+        finally:
+            if isinstance(chunks, Generator):
+                chunks.close()
 
     def _plan(self, messages: Sequence[Mapping[str, Any]]) -> PromptPlan:
         engine = self._engine()

@@ -19,9 +19,9 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
     facts lie in ``home``. ``search`` gives handles; ``get``, ``get_all`` and ``history`` give text. Encoding runs in
     the background: a fact without a record yet is served as text.
 
-    The engine starts with the first ``search`` (which does not wait for it), or with the first ``add`` or ``service``
-    (which do: whatever is wrong with the model shows before anything is stored). A memory that only lists, resolves or
-    deletes never starts it. See ``Adapter`` for the arguments.
+    The engine starts with the first ``search`` for handles (which does not wait for it), or with the first ``add``,
+    ``update`` of a text, or ``service`` (which do: whatever is wrong with the model shows before anything is stored). A
+    memory that only searches for text, lists, resolves or deletes never starts it. See ``Adapter`` for the arguments.
     """
 
     def add(
@@ -92,9 +92,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         core = self._open_core()
         scope = search_scope(filters, kwargs) if core is not None else None
         if core is not None and scope is not None and isinstance(query, str):
-            inputs.check_unicode(query, "query")
-            core.start()
-            core.sweep()
+            core.prepare_search(query, memory_format)
         found: dict[str, Any] = super().search(
             query,
             top_k=top_k,

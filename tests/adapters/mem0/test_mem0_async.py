@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import mem0
@@ -66,13 +67,11 @@ async def test_delete_all_and_reset(async_memory: AsyncInferScaleMemory) -> None
     assert len(memory.service.index.facts()) == 1, "the index follows the store that Mem0 has made anew"
 
 
-async def test_extraction(open_memory: Any) -> None:
+async def test_extraction(open_memory: Any, tmp_path: Path) -> None:
     memory = open_memory(kind=AsyncInferScaleMemory, engine=FakeEngine(answers=keeps("tea", "Rex")))
     added = await memory.add("Hello! I like tea. My dog is called Rex.", **ALICE)
     assert texts(added) == ["I like tea.", "My dog is called Rex."]
-    unsure = open_memory(
-        kind=AsyncInferScaleMemory, engine=FakeEngine(answers="Well, "), inferscale={"home": "elsewhere"}
-    )
+    unsure = open_memory(kind=AsyncInferScaleMemory, engine=FakeEngine(answers="Well, "), inferscale={"home": tmp_path})
     with pytest.raises(ExtractionError):
         await unsure.add("I like tea.", **ALICE)
 
@@ -149,7 +148,7 @@ async def test_the_loop_runs_while_others_wait(open_memory: Any, monkeypatch: py
     spy(memory._core, "prepare_update")
     spy(memory._core, "present")
     spy(memory._core, "resolve")
-    spy(memory._core, "sweep")
+    spy(memory._core, "prepare_search")
     for name in ("insert", "update", "delete", "search", "get", "list"):
         spy(memory._raw_store, name)
     spy(memory.embedding_model, "embed_batch")

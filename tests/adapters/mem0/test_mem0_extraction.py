@@ -292,7 +292,13 @@ def test_windows_lose_nothing() -> None:
 
 
 def test_kept() -> None:
-    assert asking.kept('{"memory": [{"te') and asking.kept('{ "memory" : [ {')
-    assert not asking.kept('{"memory": []}')
+    assert asking.kept(['{"mem', 'ory": [', '{"te']) and asking.kept('{ "memory" : [ {')
+    assert not asking.kept(['{"memory": []}'])
     with pytest.raises(ExtractionError):
-        asking.kept('{"memory": [')
+        asking.kept(['{"memory": ', "["])
+
+
+def test_no_more_of_a_decision_is_read_than_it_takes() -> None:
+    rest = iter(['{"memory": [', "{", '"text"'])
+    assert asking.kept(rest)
+    assert next(rest) == '"text"'

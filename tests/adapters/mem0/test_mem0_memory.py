@@ -331,6 +331,7 @@ def test_listing_never_starts_the_engine(open_memory: Any) -> None:
     """Not even one that cannot be started."""
     memory = open_memory(engine=None, inferscale={"engine": {"kind": "transformers"}, "model": None})
     assert memory.get_all(filters=ALICE) == {"results": []}
+    assert memory.search("hello", filters=ALICE, memory_format="text") == {"results": []}
     assert memory.resolve("hello") == "hello"
     memory.delete_all(**ALICE)
     assert memory._core._opening is None
