@@ -89,6 +89,7 @@ class Core:
         except BaseException as error:
             if engine is not None and self._owned:
                 engine.close()
+            logger.error("The engine cannot be opened: %s", error)  # search goes on without it; add and service raise
             opening.set_exception(error)
             return
         self._service = service

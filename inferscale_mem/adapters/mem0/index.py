@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import heapq
-import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
-from qdrant_client import QdrantClient
-
 from inferscale_mem.adapters.mem0.facts import age, expired, expiry, fact_of
-from inferscale_mem.adapters.mem0.qdrant import scroll
+from inferscale_mem.adapters.mem0.listing import rows
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.adapters.mem0.vectors import VectorTable
 from inferscale_mem.types import Fact, Scope
-
-logger = logging.getLogger(__name__)
-
-LIST_LIMIT = 10_000
-"""Rows asked for at start from vector stores that cannot be scrolled."""
 
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
@@ -159,7 +151,7 @@ class VectorIndex:
                 return
             self._loaded = True
             try:
-                for fact_id, payload, vector in _rows(self._inner()):
+                for fact_id, payload, vector in rows(self._inner()):
                     self.put(fact_id, payload, vector)
             except BaseException:
                 self._loaded = False
@@ -268,18 +260,3 @@ class VectorIndex:
                 entry = self._entries.get(other.id)
                 if entry is not None and entry.fact.revision == other.revision:
                     self._groups[other.scope.key].vectors.set(other.id, vector)
-
-
-def _rows(store: Any) -> Iterator[tuple[str, dict[str, Any], Sequence[float] | None]]:
-    client = getattr(store, "client", None)
-    if isinstance(client, QdrantClient):
-        yield from scroll(client, store.collection_name)
-        return
-    listed: Iterable[Any] = store.list(top_k=LIST_LIMIT) or []
-    rows = list(listed)
-    if rows and isinstance(rows[0], (list, tuple)):  # some stores return the rows, others a page that holds them
-        rows = list(rows[0])
-    if len(rows) >= LIST_LIMIT:
-        logger.warning("Only the first %d facts of this vector store are known; older handles may miss.", LIST_LIMIT)
-    for row in rows:
-        yield str(row.id), dict(row.payload or {}), None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,9 +15,6 @@ from qdrant_client import QdrantClient
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from inferscale_mem.errors import StoreLockedError
-
-PAGE = 1000
-"""Points per scroll request."""
 
 
 class SerialClient(QdrantClient):
@@ -71,20 +68,6 @@ def serialised(store: Any) -> Any:
     if is_embedded(client) and not isinstance(client, SerialClient):
         store.client = SerialClient(client)
     return store
-
-
-def scroll(client: QdrantClient, collection: str) -> Iterator[tuple[str, dict[str, Any], list[float] | None]]:
-    """(id, payload, vector) of every point of a collection."""
-    offset: Any = None
-    while True:
-        points, offset = client.scroll(collection, limit=PAGE, offset=offset, with_payload=True, with_vectors=True)
-        for point in points:
-            vector: Any = point.vector
-            if isinstance(vector, dict):  # dense beside sparse; the dense one has no name
-                vector = vector.get("")
-            yield str(point.id), dict(point.payload or {}), vector
-        if offset is None:
-            return
 
 
 def locked(error: RuntimeError, config: Any) -> StoreLockedError | None:
