@@ -35,17 +35,18 @@ def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
 
 
 def _start(model: str, config: EngineConfig, key: bytes | None) -> Engine:
-    if config.kind == "transformers":
-        from inferscale_mem.engines.transformers_embedded import TransformersEngine
-
-        return TransformersEngine(model, config, key)
     try:
+        if config.kind == "transformers":
+            from inferscale_mem.engines.transformers_embedded import TransformersEngine
+
+            return TransformersEngine(model, config, key)
         from inferscale_mem.engines.vllm_local import VllmEngine
+
+        return VllmEngine(model, config, key)
     except ModuleNotFoundError as error:
         if error.name not in ("vllm", "torch", "transformers"):
             raise
-        raise MissingDependencyError(error.name, "vllm") from error
-    return VllmEngine(model, config, key)
+        raise MissingDependencyError(error.name, "vllm" if config.kind == "vllm" else "cpu") from error
 
 
 class _Shared:

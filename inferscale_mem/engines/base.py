@@ -153,7 +153,16 @@ class EngineBase(abc.ABC):
         if self._closed:
             work.close()
             raise EngineClosedError("The engine is closed; open a new one.")
-        return self._runner.submit(work)
+        return self._runner.submit(self._until_closed(work))
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Closing cancels what still runs; whoever waits for it is told why."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineClosedError("The engine was closed while it worked on this; open a new one.") from None
+            raise
 
 
 async def _next(source: AsyncGenerator[Chunk, None]) -> Chunk | None:

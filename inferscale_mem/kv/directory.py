@@ -39,6 +39,7 @@ class Record:
         pins: requests that are using it.
         ready: all ranks have reported it.
         dropped: no longer to be found by name; pages are freed with the last pin.
+        erase: its bytes must be overwritten then, because what it says was deleted.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Record:
     pins: int = 0
     ready: bool = False
     dropped: bool = False
+    erase: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Directory:
         self._ready: OrderedDict[str, Record] = OrderedDict()
         self._pending: dict[int, Record] = {}
         self._generations = itertools.count(1)
+        self._erased: list[int] = []
 
     # Looking up.
 
@@ -200,11 +203,15 @@ class Directory:
             self._forget(record)
 
     def drop(self, names: Sequence[str]) -> int:
-        """Forget records by handle or by name, those being encoded included; returns how many there were."""
+        """Forget records by handle or by name, those being encoded included; returns how many there were.
+
+        Their pages are listed in ``take_erased`` as they become free.
+        """
         doomed = set(names)
         found = [r for r in [*self._ready.values(), *self._pending.values()] if doomed & {r.handle, r.name}]
         for record in found:
             self._pending.pop(record.generation, None)
+            record.erase = True
             self._forget(record)
         self.counters["dropped"] += len(found)
         return len(found)
@@ -216,7 +223,14 @@ class Directory:
         if record.pins == 0:
             self._release(record)
 
+    def take_erased(self) -> list[int]:
+        """Pages that dropped records have left since the last call: their bytes must be overwritten."""
+        erased, self._erased = self._erased, []
+        return erased
+
     def _release(self, record: Record) -> None:
+        if record.erase:
+            self._erased.extend(record.pages)
         self._free.extend(reversed(record.pages))
         record.pages = ()
 

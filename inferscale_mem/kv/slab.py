@@ -52,6 +52,12 @@ class Slab:
         """
         return self.keys.index_select(1, rows), self.values.index_select(1, rows)
 
+    def erase(self, pages: Sequence[int]) -> None:
+        """Overwrite pages with zeros, in all layers."""
+        rows = torch.tensor(token_rows(pages, 0, len(pages) * PAGE_SIZE), device=self.keys.device)
+        self.keys.index_fill_(1, rows, 0)
+        self.values.index_fill_(1, rows, 0)
+
     def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store rows of one layer.
 

@@ -14,6 +14,7 @@ from inferscale_mem.engines.hf.cache import RecordingCache
 from inferscale_mem.engines.hf.records import LayerShape
 from inferscale_mem.engines.hf.support import obstacles
 from inferscale_mem.errors import ConfigError, ModelError, UnsupportedModelError
+from inferscale_mem.kv.rope_probe import TOLERANCE
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,7 +96,7 @@ class HFModel:
             if keys.shape != values.shape:
                 raise UnsupportedModelError(self.path, [f"layer {i} has keys and values of different sizes"])
             best, off = ropes.choose(keys, positions, tables)
-            if not off < ropes.TOLERANCE[self.dtype]:
+            if not off < TOLERANCE[self.dtype]:
                 found = f"no rotation of the model explains layer {i}'s keys (nearest: {best.name}, off by {off:.2g})"
                 raise UnsupportedModelError(self.path, [found, *reasons])
             layers.append(LayerShape(keys.shape[1], keys.shape[2], best.table))

@@ -1,10 +1,4 @@
-"""Which rotation each layer really applies to its keys, found out by a probe.
-
-In a prompt that repeats one token, all positions carry the same values, so attention returns the same vector everywhere
-whatever its weights, and by induction over the layers the keys before RoPE are the same at all positions. So the right
-rotation is the one that, undone, makes a layer's keys constant. A layer that has a rotary module and never calls it, or
-a wrong table, shows here, where encoding and injecting at the same positions would hide it.
-"""
+"""Which rotation each layer really applies to its keys: the one that, undone, passes ``kv/rope_probe.py``."""
 
 from __future__ import annotations
 
@@ -17,12 +11,7 @@ import torch
 from inferscale_mem.engines.hf.cache import RecordingCache
 from inferscale_mem.errors import UnsupportedModelError
 from inferscale_mem.kv.rope import RopeTable, unrotate
-
-TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""How far un-rotated pairs of channels may be from constant, relative to their length. SmolLM2 has 1e-4 in float32 and
-0.007 in bfloat16; no rotation at all, or a base that is off by a fifth, has 2 and more."""
-FLOOR = 1e-3
-"""Pairs shorter than this part of the median are rounding noise, and count as if they had this length."""
+from inferscale_mem.kv.rope_probe import deviation
 
 
 @dataclass(frozen=True)
@@ -61,28 +50,8 @@ def probe(model: Any, config: Any, token: int, max_model_len: int) -> tuple[Reco
     return cache, positions
 
 
-def deviation(keys: torch.Tensor, positions: torch.Tensor, table: RopeTable | None) -> float:
-    """How far keys [T, H, D] are from constant once un-rotated: the worst pair of channels, relative to its length.
-
-    Pair by pair, because a few channels of hardly any rotation can be a hundred times larger than all others.
-    """
-    plain = unrotate(keys, positions, table, dtype=torch.float32)
-    size = _pair_lengths(plain, table).mean(dim=0)
-    off = _pair_lengths(plain - plain[:1], table).amax(dim=0)
-    return float((off / size.clamp_min(FLOOR * float(size.median()) + 1e-30)).max())
-
-
-def _pair_lengths(keys: torch.Tensor, table: RopeTable | None) -> torch.Tensor:
-    """Lengths of what is rotated together: pairs, then channels that are not rotated."""
-    if table is None:
-        return keys.abs()
-    turned, rest = keys[..., : table.rotary_dim], keys[..., table.rotary_dim :]
-    halves = turned.chunk(2, dim=-1) if table.is_neox_style else (turned[..., 0::2], turned[..., 1::2])
-    pairs = torch.hypot(*halves)
-    return torch.cat((pairs, rest.abs()), dim=-1)
-
-
 def choose(keys: torch.Tensor, positions: torch.Tensor, tables: Sequence[Candidate]) -> tuple[Candidate, float]:
     """The rotation that explains a layer's keys best, and how far off it is."""
     fitting = [c for c in tables if c.table is None or c.table.rotary_dim <= keys.shape[-1]]
-    return min(((c, deviation(keys, positions, c.table)) for c in fitting), key=lambda pair: pair[1])
+    plain = ((c, unrotate(keys, positions, c.table, dtype=torch.float32)) for c in fitting)
+    return min(((c, deviation(k, c.table)) for c, k in plain), key=lambda pair: pair[1])

@@ -109,6 +109,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
+            self._worker.erase(self._step)
             self._worker.capture(self._step)
 
     def build_connector_worker_meta(self) -> WorkerReport | None:

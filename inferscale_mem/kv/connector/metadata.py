@@ -57,9 +57,16 @@ class Capture:
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """All of a step."""
+    """All of a step; workers do it in the order of these fields.
+
+    Attributes:
+        loads: before the forward pass.
+        erase: slab pages whose content must be gone: their records were dropped, not just evicted.
+        captures: after the forward pass.
+    """
 
     loads: list[Load] = field(default_factory=list)
+    erase: list[int] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
 
 

@@ -180,7 +180,7 @@ class SchedulerSide:
 
     def build_step(self, output: SchedulerOutput) -> StepMetadata:
         """Everything the workers have to move in this step."""
-        step = StepMetadata(loads=self._loads)
+        step = StepMetadata(loads=self._loads, erase=self.directory.take_erased())
         self._loads = []
         making = [(name, job) for name, job in self._jobs.items() if job.making and name in output.num_scheduled_tokens]
         if not making:

@@ -12,6 +12,7 @@ from vllm import _custom_ops as ops
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
 from inferscale_mem.kv.rope import RopeTable, rotate, unrotate
+from inferscale_mem.kv.rope_probe import deviation
 from inferscale_mem.kv.slab import Slab, token_rows
 
 NULL_BLOCK = 0
@@ -56,6 +57,12 @@ class WorkerSide:
                 k, v = keys[index], values[index]
                 layer.write(k, v, at) if kept is None else layer.write(k[kept], v[kept], at)
 
+    def erase(self, step: StepMetadata) -> None:
+        """Overwrite the pages of records that were dropped, before anything of this step is kept in them."""
+        if step.erase:
+            for family in self._families:
+                family.slab.erase(step.erase)
+
     def capture(self, step: StepMetadata) -> None:
         """Keep what a step computed of spans being encoded, and report those now complete."""
         for capture in step.captures:
@@ -81,7 +88,7 @@ class WorkerSide:
             if capture.probe and capture.final:
                 length = capture.rows.offset + capture.rows.count
                 whole = torch.tensor(token_rows(capture.rows.pages, 0, length), device=device)
-                self._report.deviations[layer.name] = _deviation(family.slab.keys[index, whole])
+                self._report.deviations[layer.name] = deviation(family.slab.keys[index, whole], layer.rope)
 
 
 def _rotate_in_place(
@@ -140,9 +147,3 @@ def _slots_by_group(
         else:
             found[group] = (slots[kept].to(device), kept.to(device))
     return found
-
-
-def _deviation(keys: torch.Tensor) -> float:
-    """How far keys [T, H, D], which should be equal for all T, are from their mean, relative to its length."""
-    mean = keys.float().mean(0, keepdim=True)
-    return float((keys.float() - mean).norm() / (mean.norm() * keys.shape[0] ** 0.5).clamp_min(1e-12))
