@@ -9,32 +9,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import io
+import itertools
 import json
 import logging
-import os
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferscale_mem.cli.chat.terminal import Terminal, describe, describe_comparison
+from inferscale_mem.cli.chat.conversation import Conversation
+from inferscale_mem.cli.chat.quiet import Quiet, own_stream
+from inferscale_mem.cli.chat.terminal import Terminal
 from inferscale_mem.config import InferScaleConfig
-from inferscale_mem.errors import InferScaleError, InputError
+from inferscale_mem.errors import EngineError, InferScaleError, InputError
 
 if TYPE_CHECKING:
     from inferscale_mem.cli.chat.session import ChatSession
 
-HELP = """\
-/facts          what I know about you
-/forget N       forget fact N of that list
-/remember TEXT  keep this text, whatever it is
-/compare        from now on, also measure what memories as plain text would cost (again: stop it)
-/help           this
-/quit           end; so do Ctrl-D and Ctrl-C
-
-I keep your statements about yourself, as you say them: sentences that are no questions and in which "I", "we", "my" or
-"our" stands. With --infer the model picks the facts instead."""
+PIPE_WAIT_S = 30.0
+"""Longest wait for the records of what a line from a pipe has told: lines come faster than anybody types."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the input ends; 0 if all went well."""
-    terminal = Terminal()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    terminal = Terminal(own_stream(sys.stdout, 1))
     try:
-        return _run(args, terminal)
+        config = _config(args)
+        if args.verbose:
+            logging.basicConfig(level=logging.INFO)
+            return _run(_Setting(args, config, terminal, contextlib.nullcontext))
+        log = config.home / "chat.log"
+        try:
+            with Quiet(log) as quiet:
+                return _run(_Setting(args, config, terminal, quiet.starting))
+        except EngineError:
+            print(f"What the engine itself said is in {log}.", file=sys.stderr)
+            raise
     except InferScaleError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -69,69 +77,66 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _run(args: argparse.Namespace, terminal: Terminal) -> int:
+def _config(args: argparse.Namespace) -> InferScaleConfig:
     if args.top_k < 1 or args.max_tokens < 1:
         raise InputError("--top-k and --max-tokens must be 1 or more.")
-    if args.verbose:
-        logging.basicConfig(level=logging.INFO)
-    else:
-        _hush()
     config = InferScaleConfig.from_env(
         {"model": args.model, "home": args.home, "engine": {"kind": args.engine} if args.engine else None}
     )
     if args.history is None:
         args.history = 4 if config.model else 0
-    if sys.stdin.isatty():
-        return _converse(args, config, terminal, _typed())
-    first = sys.stdin.readline()
+    if args.history < 0:
+        raise InputError("--history must be 0 or more.")
+    return config
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What a conversation takes place in; ``starting`` goes around starting the engine."""
+
+    args: argparse.Namespace
+    config: InferScaleConfig
+    terminal: Terminal
+    starting: Callable[[], AbstractContextManager[None]]
+
+    @contextlib.contextmanager
+    def session(self, user: str) -> Iterator[ChatSession]:
+        """Everything open for one user, and closed at the end."""
+        args = self.args
+        with contextlib.ExitStack() as stack:
+            with self.terminal.busy("starting the engine"), self.starting():
+                # Imported here, not above: they are slow to load, and nobody needs them for --help.
+                from inferscale_mem.adapters.mem0 import InferScaleMemory
+                from inferscale_mem.cli.chat.session import ChatSession
+
+                memory = InferScaleMemory(inferscale=self.config)
+                stack.callback(memory.close)
+                session = ChatSession(
+                    memory,
+                    user,
+                    top_k=args.top_k,
+                    history=args.history,
+                    infer=args.infer,
+                    max_tokens=args.max_tokens,
+                )
+                session.start()
+            yield session
+
+
+def _run(setting: _Setting) -> int:
+    if sys.stdin is not None and sys.stdin.isatty():
+        return _converse(setting, _typed(), wait_s=0.0)
+    first = sys.stdin.readline() if sys.stdin is not None else ""
     if first:
-        return _converse(args, config, terminal, _piped(first, terminal))
-    return _play(args, config, terminal)
+        return _converse(setting, _piped(first, setting.terminal), wait_s=PIPE_WAIT_S)
+    return _play(setting)
 
 
-def _hush() -> None:
-    """Keep other libraries' logs and progress bars out of the conversation, here and in the engine's processes."""
-    for name, value in (
-        ("VLLM_LOGGING_LEVEL", "ERROR"),
-        ("TRANSFORMERS_VERBOSITY", "error"),
-        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
-        ("TQDM_DISABLE", "1"),
-    ):
-        os.environ.setdefault(name, value)
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    logging.getLogger("inferscale_mem").setLevel(logging.WARNING)
-    warnings.simplefilter("ignore")
-
-
-@contextlib.contextmanager
-def _session(
-    args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal, user: str
-) -> Iterator[ChatSession]:
-    """Everything open for one user, and closed at the end."""
-    with contextlib.ExitStack() as stack:
-        with terminal.busy("starting the engine"):
-            # Imported here, not above: they are slow to load, and read the environment that _hush sets.
-            from inferscale_mem.adapters.mem0 import InferScaleMemory
-            from inferscale_mem.cli.chat.session import ChatSession
-
-            memory = InferScaleMemory(inferscale=config)
-            stack.callback(memory.close)
-            session = ChatSession(
-                memory,
-                user,
-                top_k=args.top_k,
-                history=args.history,
-                infer=args.infer,
-                max_tokens=args.max_tokens,
-            )
-            session.start()
-        yield session
-
-
-def _play(args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal) -> int:
+def _play(setting: _Setting) -> int:
     from inferscale_mem.cli.chat.script import play, sum_up
 
-    asked = play(lambda user: _session(args, config, terminal, user), terminal, compare=args.compare)
+    args, terminal = setting.args, setting.terminal
+    asked = play(setting.session, terminal, compare=args.compare)
     if args.json:
         args.json.write_text(json.dumps([item.as_json() for item in asked], indent=1) + "\n", encoding="utf-8")
     terminal.line()
@@ -141,14 +146,14 @@ def _play(args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal
 def _typed() -> Iterator[str]:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() editing and history)
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError):
         while True:
             yield input("you> ")
     print()
 
 
 def _piped(first: str, terminal: Terminal) -> Iterator[str]:
-    for line in (first, *sys.stdin):
+    for line in itertools.chain((first,), sys.stdin):
         terminal.line(f"you> {line.rstrip()}")
         yield line
 
@@ -160,69 +165,17 @@ def _login() -> str:
         return "me"
 
 
-class _Conversation:
-    """Reads lines, answers them, obeys commands."""
-
-    def __init__(self, session: ChatSession, terminal: Terminal, compare: bool) -> None:
-        self._session = session
-        self._terminal = terminal
-        self._compare = compare
-
-    def take(self, lines: Iterable[str]) -> None:
-        """Answer the lines until they end or one says /quit."""
-        for line in lines:
-            line = line.strip()
-            if line in ("/quit", "/exit"):
-                return
-            try:
-                self._obey(line) if line.startswith("/") else self._answer(line)
-            except InputError as error:
-                self._terminal.line(str(error))
-
-    def _answer(self, line: str) -> None:
-        if not line:
-            return
-        terminal, session = self._terminal, self._session
-        terminal.write(terminal.bold("bot> "))
-        turn = session.ask(line, terminal.write)
-        terminal.line()
-        terminal.note(f"     {describe(turn.report)}")
-        if self._compare and turn.report["facts_injected"]:
-            terminal.note(f"     {describe_comparison(session.compare(turn))}")
-        for text in session.remember(line):
-            terminal.note(f"     remembered: {text}")
-
-    def _obey(self, line: str) -> None:
-        command, _, rest = line.partition(" ")
-        terminal, session = self._terminal, self._session
-        if command == "/facts":
-            self._list()
-        elif command == "/forget" and rest.strip().isdecimal():
-            terminal.line(f"Forgotten: {session.forget(int(rest))}")
-        elif command == "/remember" and rest.strip():
-            terminal.line("\n".join(f"Remembered: {text}" for text in session.keep(rest.strip())) or "I knew that.")
-        elif command == "/compare":
-            self._compare = not self._compare
-            terminal.line(f"Comparing with plain text is {'on' if self._compare else 'off'}.")
-        else:
-            terminal.line(HELP)
-
-    def _list(self) -> None:
-        facts = self._session.facts()
-        for number, fact in enumerate(facts, 1):
-            self._terminal.line(f"{number:3}  {fact.text}")
-        if not facts:
-            self._terminal.line("Nothing yet.")
-
-
-def _converse(args: argparse.Namespace, config: InferScaleConfig, terminal: Terminal, lines: Iterable[str]) -> int:
+def _converse(setting: _Setting, lines: Iterable[str], *, wait_s: float) -> int:
+    args, terminal = setting.args, setting.terminal
     user = args.user or _login()
-    with _session(args, config, terminal, user) as session:
+    with setting.session(user) as session:
         known = len(session.facts())
         facts = f"{known} fact{'' if known == 1 else 's'}"
         terminal.line(f"Hello {user}. I know {facts} about you. /help lists what I can do.")
         try:
-            _Conversation(session, terminal, args.compare).take(lines)
+            Conversation(session, terminal, compare=args.compare, wait_s=wait_s).take(lines)
         except KeyboardInterrupt:
-            terminal.line()  # The engine's processes got the same signal, so there is no going on.
+            # The engine's processes got the same signal: there is no going on, and what failed by it is no news.
+            logging.disable(logging.WARNING)
+            terminal.line()
     return 0

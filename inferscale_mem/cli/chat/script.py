@@ -111,7 +111,7 @@ def sum_up(asked: list[Asked], terminal: Terminal) -> bool:
 
 def _tell(session: ChatSession, terminal: Terminal) -> None:
     for text in TOLD:
-        for kept in session.remember(text):
+        for kept in session.keep(text):
             terminal.line(f"you> {kept}")
     terminal.note(f"     remembered {len(session.facts())} facts")
     _encode(session, terminal)

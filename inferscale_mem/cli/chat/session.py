@@ -20,8 +20,11 @@ from inferscale_mem.protocols import Engine
 from inferscale_mem.types import Fact, PromptPlan, Sampling, Scope, Segment
 
 HEADING = "Facts about the user:"
-INSTRUCTION = "Answer in one short sentence."
-"""Behind the facts: so the packaged small model answered 13 of 17 questions about 15 facts; in front of them, 9."""
+INSTRUCTION = "Answer in one short sentence, using these facts."
+"""Behind the facts: there, and in these words, the packaged small model answered most of the questions tried (27 of
+38, about 1 to 15 facts)."""
+UNAIDED = "Answer in one short sentence."
+"""Where nothing is remembered."""
 
 _LOOK_S = 0.2
 
@@ -189,7 +192,7 @@ class ChatSession:
     def _system(self, line: str) -> SystemMessage:
         hits = self._memory.search(line, filters={"user_id": self._user}, top_k=self._top_k, threshold=0.0)["results"]
         if not hits:
-            return SystemMessage(INSTRUCTION)
+            return SystemMessage(UNAIDED)
         return SystemMessage("\n".join([HEADING, *(f"- {hit['memory']}" for hit in hits), INSTRUCTION]))
 
     def _past(self) -> list[BaseMessage]:

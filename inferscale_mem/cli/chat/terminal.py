@@ -68,8 +68,9 @@ class Terminal:
 
 def describe(report: dict[str, Any]) -> str:
     """What happened to the memories of an answer, in one line."""
+    facts = f"{report['facts_injected']} of {report['facts_requested']} facts injected"
     parts = [
-        f"{report['facts_injected']} of {report['facts_requested']} facts injected",
+        facts if report["facts_requested"] else "nothing to recall",
         f"{report['tokens_injected']} tokens injected, {report['tokens_prefilled']} prefilled",
     ]
     if report["ttft_ms"] is not None:
