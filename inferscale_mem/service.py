@@ -16,7 +16,7 @@ from inferscale_mem.handles import HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex
-from inferscale_mem.recorder import Recorder
+from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 
 logger = logging.getLogger(__name__)

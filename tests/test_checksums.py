@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscale_mem.checksums import MANIFEST, Manifest, damage
+from inferscale_mem.models.checksums import MANIFEST, Manifest, damage
 
 SOURCE = {"package": "p", "version": "1"}
 

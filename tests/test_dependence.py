@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscale_mem.dependence import Dependence
+from inferscale_mem.recording.dependence import Dependence
 
 
 def graph(**edges: str) -> Dependence:

@@ -9,7 +9,7 @@ import pytest
 from gated_engine import PATIENCE, GatedEngine
 
 from inferscale_mem.errors import EngineClosedError, EngineError
-from inferscale_mem.headers import KEPT, HeaderRecords
+from inferscale_mem.recording.headers import KEPT, HeaderRecords
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import EncodePlan, Segment
 

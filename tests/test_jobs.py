@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inferscale_mem.jobs import Job, JobQueue, made_at, oldest_first, rebuild_order
+from inferscale_mem.recording.jobs import Job, JobQueue, made_at, oldest_first, rebuild_order
 from inferscale_mem.types import Fact, Scope
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferscale_mem.jobs import Job
-from inferscale_mem.ledger import PAGE_TOKENS, Ledger
+from inferscale_mem.recording.jobs import Job
+from inferscale_mem.recording.ledger import PAGE_TOKENS, Ledger
 from inferscale_mem.types import PromptPlan, Segment
 
 

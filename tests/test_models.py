@@ -15,10 +15,11 @@ from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inferscale_mem import hub, models
-from inferscale_mem.checksums import MANIFEST, Manifest
+from inferscale_mem import models
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import MissingDependencyError, ModelError
+from inferscale_mem.models import hub
+from inferscale_mem.models.checksums import MANIFEST, Manifest
 
 RESOLVE = "from inferscale_mem import InferScaleConfig as C, models; print(models.resolve_model(C.from_env()))"
 
@@ -126,7 +127,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_gguf_that_is_none(tmp_path: Path) -> None:
-    from inferscale_mem import bundled
+    from inferscale_mem.models import bundled
 
     file = tmp_path / "broken.gguf"
     file.write_bytes(b"GGUF" + bytes(100))

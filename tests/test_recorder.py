@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from gated_engine import PATIENCE, until
-from recording import ALICE, BOB, Recording, forged, new_fact, report
+from recorder_helpers import ALICE, BOB, Recording, forged, new_fact, report
 
 from inferscale_mem.errors import EngineClosedError, EngineError, HandleError, StoreError
 from inferscale_mem.kv.directory import ABSENT, BEHIND, CHANGED

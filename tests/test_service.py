@@ -11,7 +11,7 @@ import pytest
 from gated_engine import PATIENCE, GatedEngine, until
 from hypothesis import given
 from hypothesis import strategies as st
-from recording import ALICE, BOB, KEY, forged, new_fact
+from recorder_helpers import ALICE, BOB, KEY, forged, new_fact
 from small_index import SmallIndex
 
 from inferscale_mem.config import EncodingConfig

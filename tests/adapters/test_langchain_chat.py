@@ -15,7 +15,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate
-from recording import ALICE, BOB, KEY, new_fact
+from recorder_helpers import ALICE, BOB, KEY, new_fact
 from small_index import SmallIndex
 
 from inferscale_mem.adapters.langchain import ChatInferScale

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from recording import ALICE, KEY, new_fact
+from recorder_helpers import ALICE, KEY, new_fact
 from small_index import SmallIndex
 
 from inferscale_mem.adapters.langchain import ChatInferScale

@@ -148,8 +148,6 @@ def test_models(tmp_path: Path, warm_home: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_without_what_converts_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor_models.importlib.util.find_spec
-    monkeypatch.setattr(
-        doctor_models.importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name)
-    )
+    monkeypatch.setattr(doctor_models.importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name))
     found = check_model(InferScaleConfig(home=tmp_path))
     assert found.status == "fail" and found.advice == "pip install gguf accelerate"

@@ -59,12 +59,13 @@ def test_answers_come_from_injected_facts(memory: InferScaleMemory, chat: ChatIn
 
 
 def test_m1_right_after_add_nothing_is_waited_for_nor_missed(memory: InferScaleMemory, chat: ChatInferScale) -> None:
-    memory.add(FACTS[0], user_id="alice", infer=False)
+    for fact in FACTS:
+        memory.add(fact, user_id="alice", infer=False)
     hits = search(memory, "What is the name of my dog?")
-    assert len(hits["results"]) == 1
+    assert len(hits["results"]) == 3
     answer, report = ask(chat, hits, "What is the name of my dog?")
     assert "Biscuit" in answer
-    assert report["facts_injected"] + len(report["missed"]) == report["facts_requested"] == 1
+    assert report["facts_injected"] + len(report["missed"]) == report["facts_requested"] == 3
 
 
 def test_m3_an_update_kills_the_old_handle(memory: InferScaleMemory, chat: ChatInferScale) -> None:
@@ -149,7 +150,8 @@ memory = InferScaleMemory()
 memory.add("My dog is called Biscuit.", user_id="alice", infer=False)
 memory.service.wait(120)
 hits = memory.search("dog", filters={"user_id": "alice"})
-answer = ChatInferScale(memory=memory, temperature=0.0).invoke([HumanMessage("What is the name of my dog?")], memories=hits)
+chat = ChatInferScale(memory=memory, temperature=0.0)
+answer = chat.invoke([HumanMessage("What is the name of my dog?")], memories=hits)
 print("ANSWER", answer.content, answer.response_metadata["inferscale"]["facts_injected"])
 memory.close()
 """

@@ -136,7 +136,7 @@ def _play(setting: _Setting) -> int:
     from inferscale_mem.cli.chat.script import play, sum_up
 
     args, terminal = setting.args, setting.terminal
-    asked = play(setting.session, terminal, compare=args.compare)
+    asked = play(setting.session, terminal)
     if args.json:
         args.json.write_text(json.dumps([item.as_json() for item in asked], indent=1) + "\n", encoding="utf-8")
     terminal.line()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from inferscale_mem.cli.chat.session import ChatSession, Turn, as_json
+from inferscale_mem.cli.chat.session import ChatSession, Comparison, Turn, as_json
 from inferscale_mem.cli.chat.terminal import Terminal, describe, describe_comparison
 
 USER = "scripted-conversation"
@@ -49,11 +50,13 @@ class Asked:
         turn: question, answer, report.
         expected: must stand in the answer.
         restarted: whether it was asked after the restart.
+        comparison: with plain text, if measured.
     """
 
     turn: Turn
     expected: str
     restarted: bool
+    comparison: Comparison | None = None
 
     @property
     def trouble(self) -> str:
@@ -66,21 +69,31 @@ class Asked:
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**as_json(self.turn), "expected": self.expected, "restarted": self.restarted, "ok": not self.trouble}
+        plain = None if self.comparison is None else dataclasses.asdict(self.comparison)
+        return {
+            **as_json(self.turn),
+            "expected": self.expected,
+            "restarted": self.restarted,
+            "ok": not self.trouble,
+            "comparison": plain,
+        }
 
 
 OpenSession = Callable[[str], AbstractContextManager[ChatSession]]
 """Opens everything for a user, and closes it at the end of the block."""
 
 
-def play(open_session: OpenSession, terminal: Terminal, *, compare: bool = False) -> list[Asked]:
-    """Tell a dozen facts, ask for three, close, open again, ask again. Leaves none of the facts behind."""
+def play(open_session: OpenSession, terminal: Terminal) -> list[Asked]:
+    """Tell a dozen facts, ask for three, close, open again, ask again. Leaves none of the facts behind.
+
+    The first time, what each answer would have cost as plain text is measured too.
+    """
     terminal.line("Nobody is typing, so here is a short conversation with a made-up person.")
     with open_session(USER) as session:
         session.forget_all()
         try:
             _tell(session, terminal)
-            asked = _ask(session, terminal, restarted=False, compare=compare)
+            asked = _ask(session, terminal, restarted=False)
         except BaseException:
             session.forget_all()
             raise
@@ -88,7 +101,7 @@ def play(open_session: OpenSession, terminal: Terminal, *, compare: bool = False
     with open_session(USER) as session:
         try:
             _encode(session, terminal)
-            asked += _ask(session, terminal, restarted=True, compare=False)
+            asked += _ask(session, terminal, restarted=True)
         finally:
             session.forget_all()
     return asked
@@ -126,7 +139,7 @@ def _encode(session: ChatSession, terminal: Terminal) -> None:
             terminal.line(f"  {text} {reason}")
 
 
-def _ask(session: ChatSession, terminal: Terminal, *, restarted: bool, compare: bool) -> list[Asked]:
+def _ask(session: ChatSession, terminal: Terminal, *, restarted: bool) -> list[Asked]:
     asked = []
     for question, expected in ASKED:
         terminal.line(f"\nyou> {question}")
@@ -134,7 +147,8 @@ def _ask(session: ChatSession, terminal: Terminal, *, restarted: bool, compare: 
         turn = session.ask(question, terminal.write)
         terminal.line()
         terminal.note(f"     {describe(turn.report)}")
-        if compare:
-            terminal.note(f"     {describe_comparison(session.compare(turn))}")
-        asked.append(Asked(turn, expected, restarted))
+        comparison = None if restarted else session.compare(turn)
+        if comparison is not None:
+            terminal.note(f"     {describe_comparison(comparison)}")
+        asked.append(Asked(turn, expected, restarted, comparison))
     return asked

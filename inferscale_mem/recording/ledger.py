@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from inferscale_mem.dependence import Dependence
-from inferscale_mem.jobs import Job, JobQueue
+from inferscale_mem.recording.dependence import Dependence
+from inferscale_mem.recording.jobs import Job, JobQueue
 from inferscale_mem.types import PromptPlan
 
 PAGE_TOKENS = 8

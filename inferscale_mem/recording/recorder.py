@@ -12,14 +12,14 @@ from functools import partial
 
 from inferscale_mem.encoding import Policy
 from inferscale_mem.errors import EngineClosedError, InputError, ModelError
-from inferscale_mem.fact_encoder import FactEncoder, Outcome
 from inferscale_mem.handles import HandleSigner
-from inferscale_mem.headers import HeaderRecords
-from inferscale_mem.jobs import Job
 from inferscale_mem.kv.directory import ABSENT, CHANGED
-from inferscale_mem.ledger import Flight, Ledger, Progress
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.recording.fact_encoder import FactEncoder, Outcome
+from inferscale_mem.recording.headers import HeaderRecords
+from inferscale_mem.recording.jobs import Job
+from inferscale_mem.recording.ledger import Flight, Ledger, Progress
 from inferscale_mem.types import Fact, InjectReport, PromptPlan, Segment
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The packaged SmolLM2-135M-Instruct, from its 4-bit GGUF file to a folder of bf16 safetensors that engines open.
 
-The heavy half of models.py: importing this loads torch and transformers.
+The heavy half of this package: importing this loads torch and transformers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from transformers import (
     TokenizersBackend,
 )
 
-from inferscale_mem.checksums import Manifest, damage
 from inferscale_mem.errors import MissingDependencyError, ModelError
 from inferscale_mem.models import CHAT_PACKAGE, say
+from inferscale_mem.models.checksums import Manifest, damage
 
 _END_OF_TURN, _END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 _CONTEXT = 8192

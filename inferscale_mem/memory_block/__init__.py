@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from inferscale_mem import decoration
-from inferscale_mem.literals import Range, Spans, literals_around
+from inferscale_mem.memory_block import decoration
+from inferscale_mem.memory_block.literals import Range, Spans, literals_around
 
 
 def remove(text: str, spans: Spans, keep: Spans = ()) -> str:

@@ -12,7 +12,7 @@ from inferscale_mem.encoding import parse_policy
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.prompt import PromptPlanner
-from inferscale_mem.recorder import Recorder
+from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import Fact, InjectReport, Miss, PromptPlan, Sampling, Scope, Segment
 

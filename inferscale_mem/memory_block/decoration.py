@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from inferscale_mem.literals import Range
+from inferscale_mem.memory_block.literals import Range
 
 BLANKS = " \t\r\u00a0"
 MAX_DECORATION = 256

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from inferscale_mem.encoding import Policy, encode_plan
 from inferscale_mem.handles import HandleSigner, split
-from inferscale_mem.headers import HeaderRecords
-from inferscale_mem.jobs import Job, made_at, oldest_first, rebuild_order
-from inferscale_mem.ledger import rounded
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.recording.headers import HeaderRecords
+from inferscale_mem.recording.jobs import Job, made_at, oldest_first, rebuild_order
+from inferscale_mem.recording.ledger import rounded
 from inferscale_mem.types import EncodePlan, Fact
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from inferscale_mem.checksums import damage
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import MissingDependencyError, ModelError
+from inferscale_mem.models.checksums import damage
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def resolve_model(config: InferScaleConfig) -> str:
     if folder.exists():
         say(f"The converted model in {folder} cannot be used: {broken}. Converting it again.")
     # Imported here, not above: it loads torch and transformers, which nobody needs once the model is converted.
-    bundled = importlib.import_module("inferscale_mem.bundled")
+    bundled = importlib.import_module("inferscale_mem.models.bundled")
     bundled.convert_once(source, folder, described)
     return str(folder)
 
@@ -122,7 +122,7 @@ def checked(name: str, *, setting: str, variable: str) -> str:
         return _checked_folder(path, setting=setting)
     # Imported here, not above: only who names a Hugging Face id needs it, and it takes a tenth of a second.
     try:
-        hub = importlib.import_module("inferscale_mem.hub")
+        hub = importlib.import_module("inferscale_mem.models.hub")
     except ModuleNotFoundError as error:
         raise MissingDependencyError("huggingface_hub", "vllm") from error
     hub.check(name, setting=setting, variable=variable)
