@@ -148,8 +148,8 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),
         ("langchain_core", r"adapters\.lang(chain|graph)(\..*)?|cli\.chat\..*"),
         ("langgraph", r"adapters\.langgraph(\..*)?"),
-        ("torch", r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\\.bundled|adapters\.mem0\.embed\w*"),
-        ("transformers", r"kv(\..*)?|engines(\..*)?|models\\.bundled|adapters\.mem0\.embed\w*"),
+        ("torch", r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
+        ("transformers", r"kv(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
     ],
 )
 def test_a_library_is_imported_only_where_it_is_the_job(library: str, where: str) -> None:
