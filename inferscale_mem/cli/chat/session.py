@@ -150,10 +150,10 @@ class ChatSession:
 
     def wait(self, seconds: float) -> bool:
         """Wait until this user's facts are encoded, at most so long; whether all of them are."""
+        recorder = self._memory.service.recorder
         end = time.monotonic() + seconds
-        while self.pending and time.monotonic() < end:
-            # Returns early only when nobody's facts are waiting any more.
-            self._memory.service.wait(_LOOK_S)
+        while self.pending and recorder.pending and time.monotonic() < end:
+            recorder.wait(_LOOK_S)
         return not self.pending and not self.failures
 
     @property
