@@ -31,11 +31,15 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
         UnsupportedModelError: its configuration already shows that its KV cannot be stored and moved.
         EngineError: vLLM does not start.
     """
-    with _key_file(key) as key_file, _children_without_main(), vllm_multiprocessing(config.multiprocess):
-        vllm_config = _vllm_config(model, _engine_args(model, config, key_file))
+    with _key_file(key) as key_file, _children_without_main():
+        # On a CPU the worker stays in the core's process: between two processes vLLM waits by spinning, and on few
+        # cores that takes the worker's own cores from it.
+        with vllm_multiprocessing(config.multiprocess and not current_platform.is_cpu()):
+            vllm_config = _vllm_config(model, _engine_args(model, config, key_file))
         if config.connector and (reasons := unsupported_config(vllm_config)):
             raise UnsupportedModelError(model, reasons)
-        return _start_backend(config, vllm_config), vllm_config
+        with vllm_multiprocessing(config.multiprocess):
+            return _start_backend(config, vllm_config), vllm_config
 
 
 def _start_backend(config: EngineConfig, vllm_config: VllmConfig) -> Backend:

@@ -11,6 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
 
+from inferscale_mem.kv.host_memory import use_huge_pages
 from inferscale_mem.kv.packing import Packing, learn_packing
 from inferscale_mem.kv.rope import RopeTable
 
@@ -115,6 +116,7 @@ def find_layers(config: VllmConfig, cache_config: KVCacheConfig) -> list[CachedL
         for name in layer_specs(cache_config)
         if not getattr(context[name], "kv_sharing_target_layer_name", None)
     }
+    _touch(modules)
     parents = _parents(modules)
     tables: dict[int, RopeTable] = {}
     packings: dict[tuple[Any, ...], Packing] = {}
@@ -127,6 +129,14 @@ def find_layers(config: VllmConfig, cache_config: KVCacheConfig) -> list[CachedL
             CachedLayer(name, module, group, spec.block_size, module.num_kv_heads, module.head_size, rope, packing)
         )
     return layers
+
+
+def _touch(modules: Mapping[str, Any]) -> None:
+    """Have the system provide a CPU cache's memory now; page by page it would slow down each block's first use."""
+    for module in modules.values():
+        if module.kv_cache.device.type == "cpu":
+            use_huge_pages(module.kv_cache)
+            module.kv_cache.zero_()
 
 
 def _parents(modules: Mapping[str, Any]) -> dict[str, torch.nn.Module]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from vllm import _custom_ops as ops
 
@@ -13,7 +15,7 @@ from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
 from inferscale_mem.kv.rope import RopeTable, rotate, unrotate
 from inferscale_mem.kv.rope_probe import deviation
-from inferscale_mem.kv.slab import Slab, token_rows
+from inferscale_mem.kv.slab import PAGE_SIZE, Scratch, Slab, token_rows
 
 NULL_BLOCK = 0
 """vLLM's block for tokens that a sliding window has passed; nothing may be written there."""
@@ -21,11 +23,11 @@ NULL_BLOCK = 0
 
 @dataclass(frozen=True)
 class Family:
-    """Layers of one shape, the slab they share, and which of them rotate alike."""
+    """Layers of one shape, the slab they share, and room for one layer's rows on their way."""
 
     layers: tuple[CachedLayer, ...]
     slab: Slab
-    ropes: tuple[tuple[RopeTable | None, slice | list[int]], ...]
+    scratch: Scratch
 
 
 class WorkerSide:
@@ -47,15 +49,21 @@ class WorkerSide:
         rows, positions = _rows_and_positions([rows for load in step.loads for rows in load.rows])
         for family in self._families:
             device = family.slab.keys.device
-            keys, values = family.slab.read(rows.to(device))
-            where = positions.to(device)
-            for rope, members in family.ropes:
-                _rotate_in_place(keys, members, where, rope)
-            slots = _slots_by_group(family.layers, step.loads, device)
-            for index, layer in enumerate(family.layers):
-                at, kept = slots[layer.group]
-                k, v = keys[index], values[index]
-                layer.write(k, v, at) if kept is None else layer.write(k[kept], v[kept], at)
+            self._load(family, step.loads, rows.to(device), positions.to(device))
+
+    def _load(self, family: Family, loads: Sequence[Load], rows: torch.Tensor, positions: torch.Tensor) -> None:
+        # Layer by layer, so that rows stay in the processor's cache from the slab to the paged cache.
+        keys, values = family.scratch.take(len(rows))
+        slots = _slots_by_group(family.layers, loads, rows.device)
+        for index, layer in enumerate(family.layers):
+            family.slab.read(index, rows, keys, values)
+            if layer.rope is not None:
+                _rotate_in_place(keys, positions, layer.rope)
+            at, kept = slots[layer.group]
+            if kept is None:
+                layer.write(keys, values, at)
+            else:
+                layer.write(keys[kept], values[kept], at)
 
     def erase(self, step: StepMetadata) -> None:
         """Overwrite the pages of records that were dropped, before anything of this step is kept in them."""
@@ -80,27 +88,24 @@ class WorkerSide:
         device = family.slab.keys.device
         rows, positions = (t.to(device) for t in _rows_and_positions([capture.rows]))
         for index, layer in enumerate(family.layers):
-            slots = _slots(capture.rows, capture.block_table[layer.group], layer.block_size).to(device)
+            reach = (capture.rows.position, capture.rows.position + capture.rows.count)
+            slots = _slots(*reach, capture.block_table[layer.group], layer.block_size).to(device)
             keys, values = layer.read(slots)
             if layer.rope is not None:
                 keys = unrotate(keys, positions, layer.rope)
             family.slab.write(index, rows, keys, values)
             if capture.probe and capture.final:
                 length = capture.rows.offset + capture.rows.count
-                whole = torch.tensor(token_rows(capture.rows.pages, 0, length), device=device)
+                whole = torch.from_numpy(token_rows(capture.rows.pages, 0, length)).to(device)
                 self._report.deviations[layer.name] = deviation(family.slab.keys[index, whole], layer.rope)
 
 
-def _rotate_in_place(
-    keys: torch.Tensor, members: slice | list[int], positions: torch.Tensor, rope: RopeTable | None
-) -> None:
-    if rope is None:
-        return
-    kernel = ops.rotary_embedding if keys.dtype == rope.dtype and rope.kernel_safe else None
-    if isinstance(members, slice):
-        rotate(keys, positions, rope, out=keys, kernel=kernel)
+def _rotate_in_place(keys: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:
+    """``rotate`` by the engine's own kernel where that can do it; positions are those of a prompt, so they fit."""
+    if keys.dtype == rope.dtype and rope.kernel_safe:
+        ops.rotary_embedding(positions, keys.flatten(1), None, keys.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
     else:
-        keys[members] = rotate(keys[members], positions, rope, kernel=kernel)
+        rotate(keys, positions, rope, out=keys)
 
 
 def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
@@ -113,25 +118,31 @@ def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
 def _family(layers: list[CachedLayer], num_pages: int) -> Family:
     first = layers[0]
     cache = first.module.kv_cache
-    slab = Slab(len(layers), num_pages, first.num_kv_heads, first.head_size, cache.dtype, cache.device)
-    alike: defaultdict[int, list[int]] = defaultdict(list)
-    for index, layer in enumerate(layers):
-        alike[id(layer.rope)].append(index)
-    ropes = tuple(
-        (layers[members[0]].rope, slice(None) if len(members) == len(layers) else members) for members in alike.values()
-    )
-    return Family(tuple(layers), slab, ropes)
+    shape = (first.num_kv_heads, first.head_size)
+    slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device)
+    return Family(tuple(layers), slab, Scratch(*shape, cache.dtype, cache.device))
 
 
 def _rows_and_positions(parts: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = [row for part in parts for row in token_rows(part.pages, part.offset, part.count)]
-    positions = [position for part in parts for position in range(part.position, part.position + part.count)]
-    return torch.tensor(rows, dtype=torch.int64), torch.tensor(positions, dtype=torch.int64)
+    """Slab rows and prompt positions of some parts, one after the other, each [tokens] int64."""
+    counts = [part.count for part in parts]
+    starts = np.cumsum([0, *counts[:-1]])  # of each part among all tokens
+    first_pages = np.cumsum([0, *(len(part.pages) for part in parts[:-1])])  # of each part among all pages
+
+    def spread(values: Any) -> Any:
+        return np.repeat(np.asarray(values, dtype=np.int64), counts)
+
+    index = np.arange(sum(counts), dtype=np.int64) - spread(starts)
+    page, within = np.divmod(index + spread([part.offset for part in parts]), PAGE_SIZE)
+    pages = np.asarray([page for part in parts for page in part.pages], dtype=np.int64)
+    rows = pages[page + spread(first_pages)] * PAGE_SIZE + within
+    return torch.from_numpy(rows), torch.from_numpy(index + spread([part.position for part in parts]))
 
 
-def _slots(part: Rows, blocks: Sequence[int], block_size: int) -> torch.Tensor:
-    positions = range(part.position, part.position + part.count)
-    return torch.tensor([blocks[p // block_size] * block_size + p % block_size for p in positions], dtype=torch.int64)
+def _slots(start: int, end: int, blocks: Sequence[int], block_size: int) -> torch.Tensor:
+    """Slots of a request's positions ``start`` to ``end``."""
+    block, offset = np.divmod(np.arange(start, end, dtype=np.int64), block_size)
+    return torch.from_numpy(np.asarray(blocks, dtype=np.int64)[block] * block_size + offset)
 
 
 def _slots_by_group(
@@ -140,10 +151,15 @@ def _slots_by_group(
     """Per KV cache group: slots to write, and which tokens to leave out (None: none)."""
     found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for group, block_size in {layer.group: layer.block_size for layer in layers}.items():
-        slots = torch.cat([_slots(rows, load.block_table[group], block_size) for load in loads for rows in load.rows])
+        slots = torch.cat([_slots(*_reach(load), load.block_table[group], block_size) for load in loads])
         kept = slots // block_size != NULL_BLOCK
         if bool(kept.all()):
             found[group] = (slots.to(device), None)
         else:
             found[group] = (slots[kept].to(device), kept.to(device))
     return found
+
+
+def _reach(load: Load) -> tuple[int, int]:
+    """Positions of a load: its rows follow each other without a gap."""
+    return load.rows[0].position, load.rows[-1].position + load.rows[-1].count
