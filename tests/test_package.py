@@ -32,16 +32,14 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, *, at_import_only: bool = False) -> set[str]:
-    """Absolute names of the modules that a file imports; TYPE_CHECKING blocks left out, functions only on request."""
+def imports(path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports, functions included, TYPE_CHECKING blocks left out."""
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             pending.extend(node.orelse)
-            continue
-        if at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
