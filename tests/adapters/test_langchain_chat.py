@@ -382,6 +382,29 @@ def test_making_a_model_does_not_start_the_memorys_engine() -> None:
     ChatInferScale(memory=Sleeping(), user_id="alice", temperature=0.0)
 
 
+async def test_the_event_loop_runs_on_while_the_memorys_engine_starts(house: House) -> None:
+    started = threading.Event()
+
+    class Starting:
+        @property
+        def service(self) -> MemoryService:
+            assert started.wait(PATIENCE), "the loop was blocked"
+            return house.service
+
+    async def loop_is_free() -> None:
+        await asyncio.sleep(0)
+        started.set()
+
+    chat = ChatInferScale(memory=Starting())
+    answer, _ = await asyncio.gather(chat.ainvoke([QUESTION]), loop_is_free())
+    assert answer.content == "Peanuts, of course."
+    started.clear()
+    stream = chat.astream([QUESTION])
+    first, _ = await asyncio.gather(anext(stream), loop_is_free())
+    assert first.content
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
 def test_no_live_object_is_ever_written_down(house: House) -> None:
     chat = house.chat(user_id="alice")
     assert not chat.is_lc_serializable()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from inferscale_mem.adapters.langchain.answers import Answers
@@ -189,6 +190,22 @@ class ChatInferScale(BaseChatModel):
     def is_lc_serializable(cls) -> bool:
         """False: a live engine cannot be written down."""
         return False
+
+    # A memory's engine starts when it is first needed, which takes long: async callers wait for it off their loop.
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """See BaseChatModel."""
+        await asyncio.to_thread(lambda: self._service)
+        return await super().agenerate(*args, **kwargs)
+
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
+        """See BaseChatModel."""
+        await asyncio.to_thread(lambda: self._service)
+        async with contextlib.aclosing(
+            cast(AsyncGenerator[AIMessageChunk], super().astream(*args, **kwargs))
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     # What users call beside.
 
