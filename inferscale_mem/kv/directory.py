@@ -134,7 +134,9 @@ class Directory:
             return None
         if record.scope is None or scope is None or record.store != store or not scope.covers(record.scope):
             return FOREIGN
-        if not hmac.compare_digest(segment.handle or "", record.handle):
+        # As bytes: what a request claims may hold anything, and compare_digest takes no other text than ASCII.
+        claimed, right = (name.encode(errors="surrogatepass") for name in (segment.handle or "", record.handle))
+        if not hmac.compare_digest(claimed, right):
             return FORGED
         return None
 

@@ -41,6 +41,8 @@ def test_the_run_ends_at_the_first_gap() -> None:
         (want("a"), None, "store", FOREIGN),
         (want("a"), ALICE, "other", FOREIGN),
         (want("a", handle="ok-b"), ALICE, "store", FORGED),
+        (want("a", handle="ok-é"), ALICE, "store", FORGED),
+        (want("a", handle="\ud800"), ALICE, "store", FORGED),
     ],
 )
 def test_only_the_right_one_gets_it(wanted: Wanted, scope: Scope | None, store: str, reason: str) -> None:

@@ -7,8 +7,9 @@ and async), but all of them through this one object.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mem0.vector_stores.base import VectorStoreBase
@@ -55,15 +56,17 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         """
         self._check_dims(vectors)
         self._index.load()
-        result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
-        self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
+        # A delete of all may list a row the moment it is stored: it has to wait until the index knows the row.
+        with self._stripes_of(ids or []):
+            result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
+            self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
         return result
 
     def update(self, vector_id: str, vector: list[float] | None = None, payload: dict[str, Any] | None = None) -> Any:
         """Change a row, then report its new revision. Raises as ``insert``."""
         self._check_dims([vector] if vector is not None else [])
         self._index.load()
-        with self._stripe(vector_id):
+        with self._stripes_of([vector_id]):
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
             if vector is None or payload is None:  # some stores merge what they are given into the row
                 row = self.inner.get(vector_id=vector_id)
@@ -74,7 +77,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def delete(self, vector_id: str) -> Any:
         """Delete a row, then report that it is gone."""
         self._index.load()
-        with self._stripe(vector_id):
+        with self._stripes_of([vector_id]):
             result = self.inner.delete(vector_id=vector_id)
             gone = self._index.discard(str(vector_id))
             if gone is not None:
@@ -84,15 +87,17 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def reset(self) -> Any:
         """Delete all rows, then report that they are gone."""
         self._index.load()
-        result = self.inner.reset()
-        self._changed([], self._index.clear())
+        with self._all_stripes():
+            result = self.inner.reset()
+            self._changed([], self._index.clear())
         return result
 
     def delete_col(self) -> Any:
         """As ``reset``, and the collection with them."""
         self._index.load()
-        result = self.inner.delete_col()
-        self._changed([], self._index.clear())
+        with self._all_stripes():
+            result = self.inner.delete_col()
+            self._changed([], self._index.clear())
         return result
 
     # Read, as they are.
@@ -129,8 +134,18 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         """See Mem0."""
         return self.inner.col_info()
 
-    def _stripe(self, row: object) -> threading.Lock:
-        return self._stripes[hash(str(row)) % STRIPES]
+    def _stripes_of(self, rows: Iterable[object]) -> contextlib.ExitStack:
+        return self._holding({hash(str(row)) % STRIPES for row in rows})
+
+    def _all_stripes(self) -> contextlib.ExitStack:
+        return self._holding(range(STRIPES))
+
+    def _holding(self, stripes: Iterable[int]) -> contextlib.ExitStack:
+        """These locks, taken in one order by everybody, until the block ends."""
+        with contextlib.ExitStack() as held:
+            for stripe in sorted(stripes):
+                held.enter_context(self._stripes[stripe])
+            return held.pop_all()
 
     def _report(self, rows: Sequence[tuple[str, Mapping[str, Any], Sequence[float] | None]]) -> None:
         changes = [self._index.put(*row) for row in rows]

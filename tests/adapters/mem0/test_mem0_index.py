@@ -312,6 +312,27 @@ def test_updates_of_one_row_reach_store_and_index_in_the_same_order(scene: Scene
     assert fact is not None and fact.text == scene.raw.get(uuid(1)).payload["data"]
 
 
+@pytest.mark.parametrize("gone", ["delete", "delete_col"])
+def test_what_is_deleted_the_moment_it_is_stored_is_not_in_the_index_afterwards(scene: Scene, gone: str) -> None:
+    stored, others_have_tried = threading.Event(), threading.Event()
+    insert = scene.raw.insert
+
+    def slow_insert(**kwargs: Any) -> None:
+        insert(**kwargs)
+        stored.set()
+        others_have_tried.wait(0.2)
+
+    scene.raw.insert = slow_insert
+    adding = threading.Thread(target=scene.insert, args=(1,))
+    adding.start()
+    stored.wait()
+    scene.store.delete(uuid(1)) if gone == "delete" else scene.store.delete_col()
+    others_have_tried.set()
+    adding.join()
+    assert scene.index.facts() == []
+    assert scene.changes == [(["fact 1"], []), ([], ["fact 1"])]
+
+
 def test_serial_client(scene: Scene) -> None:
     client = scene.raw.client
     assert isinstance(client, SerialClient) and is_embedded(client) and client.__deepcopy__({}) is client
