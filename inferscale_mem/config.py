@@ -69,6 +69,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
                 raise ConfigError(f"engine.{name}={value!r} must be a positive whole number.")
+        for name in ("multiprocess", "prefix_caching", "connector", "self_test"):
+            _check_kind(f"engine.{name}", getattr(self, name), bool, "True or False")
+        _check_kind("engine.enforce_eager", self.enforce_eager, bool | None, "True, False or None")
+        _check_kind("engine.dtype", self.dtype, str, "text")
+        if not isinstance(self.extra, tuple) or any(
+            not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in self.extra
+        ):
+            raise ConfigError(f"engine.extra={self.extra!r} must be a mapping, or a tuple of (name, value) pairs.")
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,11 @@ class EncodingConfig:
     max_fact_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text_tail, int) or self.text_tail < 0:
+        if not isinstance(self.text_tail, int) or isinstance(self.text_tail, bool) or self.text_tail < 0:
             raise ConfigError(f"encoding.text_tail={self.text_tail!r} must be a whole number, 0 or more.")
+        most = self.max_fact_tokens
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most <= 0):
+            raise ConfigError(f"encoding.max_fact_tokens={most!r} must be a positive whole number.")
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,12 @@ class InferScaleConfig:
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
 
     def __post_init__(self) -> None:
+        for name in ("model", "embedder"):
+            _check_kind(name, getattr(self, name), str | os.PathLike | None, "a Hugging Face id or a path")
+        _check_kind("home", self.home, str | os.PathLike, "a path")
+        _check_kind("handle_key", self.handle_key, str | None, "hex digits", show=False)
+        _check_kind("engine", self.engine, EngineConfig, "an EngineConfig or a mapping of its settings")
+        _check_kind("encoding", self.encoding, EncodingConfig, "an EncodingConfig or a mapping of its settings")
         object.__setattr__(self, "home", Path(self.home).expanduser())
         if self.handle_key is not None:
             parse_handle_key(self.handle_key)
@@ -170,6 +187,12 @@ def _build(kind: type[Any], settings: Mapping[str, Any], prefix: str) -> Any:
             f"Unknown setting {prefix}{unknown[0]}; known are: {', '.join(prefix + name for name in sorted(known))}."
         )
     return kind(**{name: value for name, value in settings.items() if value is not None})
+
+
+def _check_kind(name: str, value: object, kind: Any, words: str, *, show: bool = True) -> None:
+    if not isinstance(value, kind):
+        given = f"{name}={value!r}" if show else name
+        raise ConfigError(f"{given} must be {words}, not {type(value).__name__}.")
 
 
 def parse_handle_key(text: str) -> bytes:
