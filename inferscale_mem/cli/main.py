@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(command: str, arguments: Sequence[str]) -> int:
     module = importlib.import_module(COMMANDS[command][0])
-    parser = argparse.ArgumentParser(prog=f"inferscale-mem {command}", description=module.__doc__)
+    described = (module.__doc__ or "").replace("``", "")  # reStructuredText is for readers of the source
+    parser = argparse.ArgumentParser(prog=f"inferscale-mem {command}", description=described)
     module.add_arguments(parser)
     code: int = module.run(parser.parse_args(arguments))
     return code
