@@ -201,9 +201,8 @@ class ChatInferScale(BaseChatModel):
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
         """See BaseChatModel."""
         await asyncio.to_thread(lambda: self._service)
-        async with contextlib.aclosing(
-            cast(AsyncGenerator[AIMessageChunk], super().astream(*args, **kwargs))
-        ) as chunks:
+        chunks = cast(AsyncGenerator[AIMessageChunk], super().astream(*args, **kwargs))
+        async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
 

@@ -21,8 +21,7 @@ from inferscale_mem.types import Fact, PromptPlan, Sampling, Scope, Segment
 
 HEADING = "Facts about the user:"
 INSTRUCTION = "Answer in one short sentence, using these facts."
-"""Behind the facts: there, and in these words, the packaged small model answered most of the questions tried (27 of
-38, about 1 to 15 facts)."""
+"""Behind the facts, where it helps the packaged small model most; docs/decisions/0008-chat.md has the numbers."""
 UNAIDED = "Answer in one short sentence."
 """Where nothing is remembered."""
 
