@@ -28,7 +28,7 @@ def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
     identity = (resolve_model(config), config.engine, hashlib.sha256(key or b"").digest())
     with _lock:
         shared = _open.get(identity)
-        if shared is None:
+        if shared is None or getattr(shared.engine, "dead", False):
             shared = _open[identity] = _Shared(_start(identity[0], config.engine, key), identity)
         shared.users += 1
         return SharedEngine(shared)
@@ -60,7 +60,8 @@ class _Shared:
             self.users -= 1
             if self.users:
                 return
-            del _open[self.identity]
+            if _open.get(self.identity) is self:
+                del _open[self.identity]
             self.engine.close()
 
 

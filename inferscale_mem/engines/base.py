@@ -69,6 +69,8 @@ class EngineBase(abc.ABC):
     def __init__(self, name: str) -> None:
         self._runner = LoopThread(name)
         self._closed = False
+        self.dead = False
+        """It failed beyond repair; whoever wants an engine has to open another."""
         self._close_lock = threading.Lock()
 
     # What an engine implements.

@@ -169,6 +169,7 @@ class VllmEngine(EngineBase):
         except EngineDeadError as error:
             if self._closed:
                 raise EngineClosedError("The engine was closed while it answered; open a new one.") from error
+            self.dead = True
             raise EngineError("vLLM's engine died; its log names the cause. Close this one, open another.") from error
 
     def _sampling_params(self, sampling: Sampling, kv_transfer_params: dict[str, Any], room: int) -> SamplingParams:
