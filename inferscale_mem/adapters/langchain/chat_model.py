@@ -40,7 +40,8 @@ class ChatInferScale(BaseChatModel):
 
     Memories come as handles in system messages, or as ``memories=`` of a call (what ``search`` returned, a list of its
     results, or a list of handles), which ``bind`` can fix. Every other option of a call (sampling, ``scope``,
-    ``user_id``, ``agent_id``, ``run_id``) replaces the model's own.
+    ``user_id``, ``agent_id``) replaces the model's own. A run is named in ``scope``: of a call's ``run_id`` LangChain
+    makes an id of its traces.
 
     Errors of this package reach the caller as they are.
     """
