@@ -70,6 +70,12 @@ def run(house: House, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
+@pytest.fixture
+def short_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing a dozen facts takes a while, and once is enough."""
+    monkeypatch.setattr("inferscale_mem.cli.chat.script.TOLD", TOLD[:2])
+
+
 # The scripted conversation.
 
 
@@ -97,6 +103,7 @@ def test_with_nothing_to_read_it_plays_a_conversation_and_leaves_nothing_behind(
     ("options", "answer", "trouble"),
     [({}, "I do not know.", "does not say 'Biscuit'"), ({"connector": False}, "Biscuit walnut March", "no fact")],
 )
+@pytest.mark.usefixtures("short_script")
 def test_the_scripted_conversation_fails_aloud(
     run: Run, house: House, capfd: pytest.CaptureFixture[str], options: dict[str, Any], answer: str, trouble: str
 ) -> None:
@@ -106,6 +113,7 @@ def test_the_scripted_conversation_fails_aloud(
     assert f"FAILED: {ASKED[0][0]}" in shown and trouble in shown and "still knows" not in shown
 
 
+@pytest.mark.usefixtures("short_script")
 def test_a_scripted_conversation_that_breaks_leaves_nothing_behind(
     run: Run, house: House, capfd: pytest.CaptureFixture[str]
 ) -> None:
