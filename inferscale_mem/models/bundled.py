@@ -5,6 +5,8 @@ The heavy half of this package: importing this loads torch and transformers.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import tempfile
 import time
@@ -69,7 +71,8 @@ def _convert(gguf: Path, folder: Path, source: Mapping[str, Any]) -> None:
     start = time.monotonic()
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        save(gguf, draft)
+        with contextlib.redirect_stderr(io.StringIO()):  # libraries' progress bars; errors are raised, not printed
+            save(gguf, draft)
         _open_to_readers(draft)
         Manifest.of(draft, source).write(draft)
         old = draft.with_name(draft.name + ".old")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -50,29 +51,37 @@ def machine(engine: Engine, **more: Any) -> dict[str, Any]:
     }
 
 
-def write_json(file: str, result: Mapping[str, Any]) -> Path:
-    """Write results, folders made as needed."""
+def check_writable(file: str) -> None:
+    """Before anything is measured: whether results and pictures can be written.
+
+    Raises:
+        ConfigError: not there.
+        MissingDependencyError: matplotlib is not installed.
+    """
     path = Path(file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        with path.open("a", encoding="utf-8"):
+            pass
     except OSError as error:
         raise ConfigError(f"Results cannot be written to {file}: {error.strerror}; give another --json.") from error
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependencyError("matplotlib", "bench")
+
+
+def write_json(file: str, result: Mapping[str, Any]) -> Path:
+    """Write results."""
+    path = Path(file)
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def write_pictures(
     file: str, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
 ) -> list[Path]:
-    """One line per name, as PNG and SVG beside the JSON file.
+    """One line per name, as PNG and SVG beside the JSON file."""
+    import matplotlib
 
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("matplotlib", "bench") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

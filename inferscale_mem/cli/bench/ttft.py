@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_mem.cli.bench.prompts import Workload, make_workload, mark_tokens
-from inferscale_mem.cli.bench.report import machine, progress, table, write_json, write_pictures
+from inferscale_mem.cli.bench.report import check_writable, machine, progress, table, write_json, write_pictures
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.engines import open_engine
 from inferscale_mem.engines.self_test import divergence, max_kl
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write what was asked for."""
     if min(args.repeat, args.repeat_text) < 1:
         raise InputError("--repeat and --repeat-text must be 1 or more.")
+    if args.json:
+        check_writable(args.json)
     progress("starting the engine")
     engine = open_engine(InferScaleConfig.from_env({"model": args.model}))
     try:

@@ -24,7 +24,7 @@ from inferscale_mem.cli.chat.conversation import Conversation
 from inferscale_mem.cli.chat.quiet import Quiet, own_stream
 from inferscale_mem.cli.chat.terminal import Terminal
 from inferscale_mem.config import InferScaleConfig
-from inferscale_mem.errors import EngineError, InferScaleError, InputError
+from inferscale_mem.errors import ConfigError, EngineError, InferScaleError, InputError
 
 if TYPE_CHECKING:
     from inferscale_mem.cli.chat.session import ChatSession
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     except InferScaleError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError | InputError) else 1
     except KeyboardInterrupt:
         terminal.line("\nBye.")
         return 130
