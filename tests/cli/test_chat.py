@@ -222,7 +222,7 @@ def test_a_line_that_cannot_be_answered_does_not_end_the_conversation(
 
 @pytest.mark.parametrize("options", [["--top-k", "0"], ["--max-tokens", "0"], ["--history", "-1"]], ids=str)
 def test_options_out_of_range_are_refused(run: Run, capfd: pytest.CaptureFixture[str], options: list[str]) -> None:
-    assert run(*options, lines="Hello?\n") == 1
+    assert run(*options, lines="Hello?\n") == 2
     assert options[0] in capfd.readouterr().err
 
 
