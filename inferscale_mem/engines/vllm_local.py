@@ -176,8 +176,6 @@ class VllmEngine(EngineBase):
         """vLLM's parameters; ``room`` is the longest answer possible."""
         given = {name: value for name in SAMPLING_NAMES if (value := getattr(sampling, name)) is not None}
         schema = sampling.json_schema
-        # Without room for whitespace a weak model cannot fill its answer with it.
-        compact = StructuredOutputsParams(json=dict(schema), disable_any_whitespace=True) if schema else None
         return SamplingParams(
             **{"max_tokens": room, **self._defaults, **given},
             n=sampling.n,
@@ -186,7 +184,7 @@ class VllmEngine(EngineBase):
             ignore_eos=sampling.ignore_eos,
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
-            structured_outputs=compact,
+            structured_outputs=StructuredOutputsParams(json=dict(schema)) if schema is not None else None,
             extra_args={"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -64,6 +64,8 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
         "max_num_batched_tokens": config.max_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
         "max_logprobs": -1,
+        # Without room for whitespace a weak model cannot fill its answer with it.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "disable_log_stats": True,
     }
     if config.connector:
