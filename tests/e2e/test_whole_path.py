@@ -164,5 +164,5 @@ def test_a_program_without_a_main_guard(warm_home: Path, tmp_path: Path) -> None
     done = run([str(program)], warm_home, None)
     assert done.returncode == 0, done.stdout + done.stderr
     answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
-    # What it answers is the small model's affair (the script above holds it to that); here it is how often, and with what.
+    # What it answers is the small model's affair (the script above holds it to that); here: how often, and with what.
     assert len(answers) == 1 and answers[0].endswith(" 1")
