@@ -323,6 +323,7 @@ def test_a_store_in_use_is_named(open_memory: Any, home: Path) -> None:
 def test_a_given_engine_is_not_closed(open_memory: Any, engine: FakeEngine) -> None:
     memory = open_memory()
     add(memory, "I live in Lyon.")
+    assert memory.service.wait(60)
     memory.close()
     assert engine.status().records > 0
 
