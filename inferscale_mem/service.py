@@ -18,12 +18,12 @@ from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
+from inferscale_mem.wire import NO_CONNECTOR as NO_CONNECTOR
 
 logger = logging.getLogger(__name__)
 
 FOREIGN = "belongs to another owner"
 MIXED = "the request's memories belong to more than one owner"
-NO_CONNECTOR = "the engine runs without the memory connector"
 TEXT_TAIL = "left to the text tail"
 NOT_INJECTED = "the engine did not inject it"
 
