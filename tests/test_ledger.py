@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from inferscale_mem.kv.directory import PAGE_SIZE
 from inferscale_mem.recording.jobs import Job
-from inferscale_mem.recording.ledger import PAGE_TOKENS, Ledger
+from inferscale_mem.recording.ledger import Ledger
 from inferscale_mem.types import PromptPlan, Segment
 
 
@@ -32,7 +33,7 @@ def queued(ledger: Ledger) -> list[str]:
     return handles
 
 
-def fact(handle: str, *, ready: bool = True, tokens: int = PAGE_TOKENS) -> Segment:
+def fact(handle: str, *, ready: bool = True, tokens: int = PAGE_SIZE) -> Segment:
     return Segment("fact", tuple(range(tokens)), record(handle) if ready else None, handle)
 
 
@@ -212,9 +213,9 @@ def test_a_record_made_while_the_request_ran_is_not_taken_for_evicted(ledger: Le
 def test_only_as_much_is_encoded_as_fits_beside_what_the_request_has(ledger: Ledger) -> None:
     for handle in "abcd":
         encode(ledger, handle)
-    header = Segment("header", tuple(range(PAGE_TOKENS)), "record-header")
+    header = Segment("header", tuple(range(PAGE_SIZE)), "record-header")
     plan = PromptPlan((header, *(fact(handle) for handle in "abcd"), fact("e", ready=False), Segment("text", (1,))))
-    ledger.want_asked(plan, lost={"a", "b", "c"}, room=4 * PAGE_TOKENS, since=ledger.moment)
+    ledger.want_asked(plan, lost={"a", "b", "c"}, room=4 * PAGE_SIZE, since=ledger.moment)
     assert not any(ledger.is_ready(record(handle)) for handle in "abc")
     assert sorted(queued(ledger)) == ["c", "e"], "the most similar come last"
 

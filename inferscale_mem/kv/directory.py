@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from inferscale_mem.errors import BudgetError
 from inferscale_mem.types import Miss, Scope
 
+PAGE_SIZE = 8
+"""Tokens per page of the slab. A record wastes half a page on average; smaller pages make longer page lists."""
+
 ABSENT = "no record yet"
 CHANGED = "record was made for other tokens"
 FOREIGN = "record belongs to another owner"

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from inferscale_mem.kv.directory import PAGE_SIZE
 from inferscale_mem.recording.dependence import Dependence
 from inferscale_mem.recording.jobs import Job, JobQueue
 from inferscale_mem.types import PromptPlan
-
-PAGE_TOKENS = 8
-"""Records take whole pages of the engine's slab; what is counted here is rounded up to as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -243,4 +241,4 @@ class Ledger:
 
 def rounded(token_ids: Sequence[int]) -> int:
     """Tokens of the budget that a record of these takes."""
-    return -(-len(token_ids) // PAGE_TOKENS) * PAGE_TOKENS
+    return -(-len(token_ids) // PAGE_SIZE) * PAGE_SIZE
