@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 from inferscale_mem.errors import EngineClosedError
 from inferscale_mem.protocols import ChatTokenizer
 from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -176,7 +179,9 @@ async def _aclose(source: AsyncGenerator[Chunk, None]) -> None:
     for _ in range(1000):
         try:
             await source.aclose()
-        except RuntimeError:
+        except RuntimeError as error:
+            last = error
             await asyncio.sleep(0.005)
         else:
             return
+    logger.warning("a request that was given up could not be ended: %s", last)
