@@ -98,6 +98,15 @@ def split(handle: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def may_name(record: str, handle: str | None) -> bool:
+    """Whether a record of this name can be the fact's of this handle; without one, only what is no fact's name."""
+    owner = record.partition(".")[0]
+    if handle is None:
+        return re.fullmatch(_DIGITS, owner) is None
+    match = _HANDLE.fullmatch(handle)
+    return match is not None and match[1] == owner
+
+
 def find(text: str) -> list[Found]:
     """Everything that has the form of a handle, in order; nothing inside longer words."""
     return [Found(match.group(), *match.span()) for match in _FOUND.finditer(text)]

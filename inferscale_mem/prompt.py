@@ -191,9 +191,7 @@ def _system_handles(chat: Chat) -> list[str]:
     return [found.handle for message in chat if message["role"] == "system" for found in find(message["content"])]
 
 
-def _all_missed(
-    chat: Chat, facts: Mapping[str, Fact], known: Sequence[Miss], asked: Sequence[str]
-) -> tuple[Miss, ...]:
+def _all_missed(chat: Chat, facts: Mapping[str, Fact], known: Sequence[Miss], asked: Sequence[str]) -> tuple[Miss, ...]:
     """Every handle that is given and not served, once: a request whose memories do nothing must not be silent."""
     missed = {miss.handle: miss for miss in known}
     for handle in [*_system_handles(chat), *asked]:

@@ -1,10 +1,14 @@
 """Plans as they travel: ``kv_transfer_params["inferscale"]`` of an ordinary request, and the connector's answer.
 
-Token ids travel once, as the request's own prompt; a segment says only how many of them are its own.
+Token ids travel once, as the request's own prompt; a segment says only how many of them are its own. Anybody who can
+reach an engine can send orders, so each is signed with the handle key, together with the prompt it is about.
 """
 
 from __future__ import annotations
 
+import hmac
+import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -16,6 +20,8 @@ KEY = "inferscale"
 VERSION = 1
 NO_CONNECTOR = "the engine runs without the memory connector"
 """Reason given for every memory of a request that no connector has seen."""
+
+UNSIGNED = "the order is not signed with this engine's handle key"
 
 Op = Literal["inject", "encode", "probe", "drop", "status"]
 OPS: tuple[Op, ...] = ("inject", "encode", "probe", "drop", "status")
@@ -81,6 +87,37 @@ def _params(op: Op, scope: Scope | None = None, **rest: Any) -> dict[str, Any]:
 
 def _segments(segments: Sequence[Segment]) -> list[list[Any]]:
     return [[len(s.token_ids), s.record, s.handle] for s in segments if s.token_ids]
+
+
+# Signatures.
+
+
+def sign(params: Mapping[str, Any], token_ids: Sequence[int], key: bytes | None) -> dict[str, Any]:
+    """The same parameters, signed together with the prompt they go with; unchanged without a key or an order."""
+    if key is None or KEY not in params:
+        return dict(params)
+    order = params[KEY]
+    return {**params, KEY: {**order, "signature": _signature(order, token_ids, key)}}
+
+
+def is_signed(params: Mapping[str, Any], token_ids: Sequence[int], key: bytes) -> bool:
+    """Whether the order was signed with this key, for this prompt. Never raises, whatever the parameters are."""
+    order = params.get(KEY)
+    if not isinstance(order, Mapping):
+        return False
+    given = order.get("signature")
+    if not isinstance(given, str) or not given.isascii():
+        return False
+    try:
+        right = _signature({name: value for name, value in order.items() if name != "signature"}, token_ids, key)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # what nobody can have signed
+        return False
+    return hmac.compare_digest(given, right)
+
+
+def _signature(order: Mapping[str, Any], token_ids: Sequence[int], key: bytes) -> str:
+    said = json.dumps(order, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return hmac.digest(key, b"inferscale order\0" + said + b"\0" + array("q", token_ids).tobytes(), "sha256").hex()
 
 
 # Parameters to orders.

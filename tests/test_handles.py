@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscale_mem.errors import ConfigError, HandleError
-from inferscale_mem.handles import ALPHABET, HandleSigner, find, split, strip, verify_tag
+from inferscale_mem.handles import ALPHABET, HandleSigner, find, may_name, split, strip, verify_tag
 from inferscale_mem.types import Fact, Scope
 
 KEY = bytes(range(32))
@@ -21,7 +21,7 @@ HANDLE = SIGNER.mint(FACT)
 
 texts = st.text(min_size=1, max_size=20)
 scopes = st.builds(
-    Scope, user_id=st.text("ab\",:{}", min_size=1, max_size=6), agent_id=st.none() | st.text("ab\",:", min_size=1)
+    Scope, user_id=st.text('ab",:{}', min_size=1, max_size=6), agent_id=st.none() | st.text('ab",:', min_size=1)
 )
 
 
@@ -131,3 +131,13 @@ def test_strip() -> None:
     assert strip(f"You are kind. Memories:\n- {HANDLE}\n- {HANDLE}\nBe brief.") == "You are kind. Memories:\nBe brief."
     assert strip(f"Was {HANDLE} right?") == "Was right?"
     assert strip(f"1. {HANDLE}\n2. {HANDLE}") == ""
+
+
+def test_a_records_name_is_bound_to_its_handle() -> None:
+    handle = "ism1.0123456789abcdef.0123456789abcdef"
+    assert may_name("0123456789abcdef.policy", handle)
+    assert not may_name("1123456789abcdef.policy", handle)
+    assert not may_name("header.1", handle)
+    assert not may_name("0123456789abcdef", "no handle")
+    assert may_name("header.0123456789abcdef", None) and may_name("self-test.fact", None)
+    assert not may_name("0123456789abcdef.policy", None)

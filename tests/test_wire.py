@@ -72,3 +72,51 @@ def test_without_an_answer_every_memory_is_missed() -> None:
         report = wire.inject_report(plan, answer, 1.0)
         assert (report.facts_requested, report.facts_injected, report.tokens_prefilled) == (1, 0, 6)
         assert report.missed == (Miss("ism1.a.b", reason),)
+
+
+KEY = bytes(range(32))
+
+
+def sent(token_ids: list[int] | None = None, key: bytes = KEY) -> Any:
+    """An order as it comes over a network."""
+    params = wire.inject_params(PromptPlan(SEGMENTS, OWNER, "store"))
+    return json.loads(json.dumps(wire.sign(params, token_ids or [1, 2, 3, 4, 5, 6], key)))
+
+
+def test_a_signed_order_is_known_and_can_be_read() -> None:
+    assert wire.is_signed(sent(), [1, 2, 3, 4, 5, 6], KEY)
+    assert wire.parse(sent(), 6) == wire.parse(wire.inject_params(PromptPlan(SEGMENTS, OWNER, "store")), 6)
+    assert wire.sign({"other": 1}, [1], KEY) == {"other": 1}
+
+
+def test_another_prompt_key_or_order_is_not_signed() -> None:
+    assert not wire.is_signed(sent(), [1, 2, 3, 4, 5, 7], KEY)
+    assert not wire.is_signed(sent(), [1, 2, 3, 4, 5], KEY)
+    assert not wire.is_signed(sent(key=bytes(32)), [1, 2, 3, 4, 5, 6], KEY)
+    for name, value in {"op": "drop", "scope": {"user_id": "bob"}, "store": "", "segments": [], "more": 1}.items():
+        changed = sent()
+        changed[wire.KEY][name] = value
+        assert not wire.is_signed(changed, [1, 2, 3, 4, 5, 6], KEY), name
+
+
+def deep(levels: int) -> Any:
+    nested: Any = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        *(None, [], "text", 3, {}),
+        *({"signature": value} for value in (None, 3, [], "", "é", "\ud800", "0" * 64)),
+        {"signature": "0" * 64, "deep": deep(100_000)},
+        {"signature": "0" * 64, 1: "a", "b": 2},
+        {"signature": "0" * 64, "object": object()},
+        {"signature": "0" * 64, "nan": float("nan"), "\ud800": "\ud800"},
+    ],
+)
+def test_nothing_a_stranger_sends_passes_or_raises(order: Any) -> None:
+    assert not wire.is_signed({wire.KEY: order}, [1], KEY)
+    assert not wire.is_signed({wire.KEY: order}, [1 << 70], KEY)

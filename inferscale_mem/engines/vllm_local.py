@@ -50,7 +50,7 @@ class VllmEngine(EngineBase):
     Args:
         model: local path or Hugging Face id.
         config: how to run it.
-        key: signs handles; the connector checks tags with it. None: tags are not checked by the engine.
+        key: signs handles and orders; the connector checks both. None: neither is checked by the engine.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -61,9 +61,9 @@ class VllmEngine(EngineBase):
 
     def __init__(self, model: str, config: EngineConfig, key: bytes | None = None) -> None:
         super().__init__("inferscale-vllm")
-        self._model, self._config = model, config
+        self._model, self._config, self._key = model, config, key
         try:
-            self._submit(self._start(key)).result()
+            self._submit(self._start()).result()
         except BaseException:
             self._closed = True
             with contextlib.suppress(AttributeError):
@@ -71,8 +71,8 @@ class VllmEngine(EngineBase):
             self._runner.close()
             raise
 
-    async def _start(self, key: bytes | None) -> None:
-        self._backend, vllm_config = start_vllm(self._model, self._config, key)
+    async def _start(self) -> None:
+        self._backend, vllm_config = start_vllm(self._model, self._config, self._key)
         self._tokenizer = HFChatTokenizer(self._backend.tokenizer)
         self._defaults = vllm_config.model_config.get_diff_sampling_param()
         self._vocab_size = vllm_config.model_config.get_vocab_size()
@@ -160,7 +160,8 @@ class VllmEngine(EngineBase):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, vLLM's errors turned into ours. Closing the generator aborts the request."""
         try:
-            outputs = self._backend.generate(tokens, self._sampling_params(sampling, params, room))
+            signed = wire.sign(params, tokens, self._key)
+            outputs = self._backend.generate(tokens, self._sampling_params(sampling, signed, room))
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     yield output

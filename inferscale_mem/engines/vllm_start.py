@@ -77,6 +77,7 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
             kv_connector_extra_config={
                 "record_bytes": config.record_bytes,
                 "handle_key_file": key_file,
+                "unsigned_orders": key_file is None,
                 "on_unsupported": "report",
             },
         )

@@ -26,9 +26,7 @@ _NUMBER_BEFORE = re.compile(r"(?<=[:;,.|]\s)(?:\(?\d+[.)]|\[\d+\]:?|#\d+:?)$")
 _KEY_BEFORE = re.compile(rf"{_KEY.pattern}\s*$")
 _COMMA_BEFORE = re.compile(r"\s*,\s*$")
 _COMMA_BEHIND = re.compile(r"\s*,[ \t]*")
-_BEHIND = re.compile(
-    rf"""(?:[)\]}}>*_~|.,;:!?…。、，；：]|\\?[{_QUOTES}](?!\w))*(?:[ \t]+[-–—|,;]+(?=\s))?[ \t]*"""
-)
+_BEHIND = re.compile(rf"""(?:[)\]}}>*_~|.,;:!?…。、，；：]|\\?[{_QUOTES}](?!\w))*(?:[ \t]+[-–—|,;]+(?=\s))?[ \t]*""")
 
 
 # Between two handles.

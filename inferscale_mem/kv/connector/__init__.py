@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
+from inferscale_mem.config import parse_handle_key
 from inferscale_mem.errors import ConfigError, UnsupportedModelError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.connector.layers import bytes_per_token, find_layers, unsupported_cache, unsupported_config
@@ -40,8 +42,9 @@ DEFAULT_RECORD_BYTES = 1 << 30
 class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM's hooks. Settings (``kv_connector_extra_config``):
 
-    ``record_bytes``: budget for records, per rank. ``handle_key_file``: file with the hex key that signs handles;
-    without it handles are compared with those the records were made with, but their tags are not checked.
+    ``record_bytes``: budget for records, per rank. ``handle_key_file``: file with the hex key that signs handles and
+    orders; it is read once. ``unsigned_orders``: True instead of a key where nobody but the app itself can reach the
+    engine: then every order is obeyed, and handles are only compared with those the records were made with.
     ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved.
     """
 
@@ -57,8 +60,9 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(extra.get("handle_key_file")))
-            self._scheduler = SchedulerSide(directory, vllm_config.parallel_config.world_size, reasons)
+            key = _key(extra)
+            directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(key))
+            self._scheduler = SchedulerSide(directory, vllm_config.parallel_config.world_size, reasons, key)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -128,14 +132,31 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return step
 
 
-def _verifier(key_file: str | None) -> Verify | None:
-    if key_file is None:
-        return None
+def _key(extra: Mapping[str, Any]) -> bytes | None:
+    """The handle key that the settings name.
+
+    Raises:
+        ConfigError: none is named and nobody said that this is right, or it cannot be read.
+    """
+    path = extra.get("handle_key_file")
+    if path is None:
+        if extra.get("unsigned_orders") is True:
+            return None
+        raise ConfigError(
+            "The memory connector has no handle_key_file, so anybody could read and replace memories. Make one with "
+            "`openssl rand -hex 32 > FILE; chmod 600 FILE` and give it in kv_connector_extra_config, or set "
+            "unsigned_orders to true where nobody else can reach the engine."
+        )
     try:
-        with open(key_file, encoding="ascii") as file:
-            key = bytes.fromhex(file.read().strip())
+        with open(path, encoding="ascii") as file:
+            return parse_handle_key(file.read())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"handle_key_file {key_file!r} cannot be read as hex digits") from error
+        raise ConfigError(f"handle_key_file {path!r} cannot be read as hex digits: {error}") from error
+
+
+def _verifier(key: bytes | None) -> Verify | None:
+    if key is None:
+        return None
 
     def verify(handle: str, store: str, scope: Scope) -> bool:
         return verify_tag(key, handle, store, scope)

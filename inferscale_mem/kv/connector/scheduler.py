@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from inferscale_mem import wire
 from inferscale_mem.errors import BudgetError, InputError
+from inferscale_mem.handles import may_name
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
-from inferscale_mem.kv.directory import LAST, Directory, Match, Record, Wanted
+from inferscale_mem.kv.directory import FORGED, LAST, Directory, Match, Record, Wanted
 from inferscale_mem.types import Miss, Span
 
 if TYPE_CHECKING:
@@ -65,10 +66,14 @@ class SchedulerSide:
         directory: of this engine.
         world_size: how many workers must report a record before it is published.
         unsupported: reasons why this model's KV cannot be moved; if any, every order is answered with them.
+        key: orders must be signed with it; None obeys everybody.
     """
 
-    def __init__(self, directory: Directory, world_size: int, unsupported: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Directory, world_size: int, unsupported: Sequence[str], key: bytes | None = None
+    ) -> None:
         self.directory = directory
+        self._key = key
         self._world_size = world_size
         self._unsupported = tuple(unsupported)
         self._jobs: dict[str, Job] = {}
@@ -83,13 +88,7 @@ class SchedulerSide:
         """Read the order, pin what it will inject, reserve what it will make, and salt its blocks."""
         if not isinstance(request.kv_transfer_params, Mapping) or wire.KEY not in request.kv_transfer_params:
             return
-        try:
-            order = wire.parse(request.kv_transfer_params, request.num_prompt_tokens)
-            assert order is not None
-            job = Job(order, error=self._cannot(request, order))
-        except InputError as error:
-            job = Job(wire.Order("inject"), error=str(error))
-        self._jobs[request.request_id] = job
+        job = self._jobs[request.request_id] = self._read(request, request.kv_transfer_params)
         if job.error is not None:
             self.directory.counters["refused"] += 1
             return
@@ -97,6 +96,17 @@ class SchedulerSide:
             self.directory.drop(job.order.handles)
         elif job.order.op in ("inject", "encode", "probe"):
             self._prepare(request, job)
+
+    def _read(self, request: Request, params: Mapping[str, Any]) -> Job:
+        """The order, or why it is not obeyed. Nothing of an order that is not signed is looked at."""
+        if self._key is not None and not wire.is_signed(params, request.prompt_token_ids or (), self._key):
+            return Job(wire.Order("inject"), error=wire.UNSIGNED)
+        try:
+            order = wire.parse(params, request.num_prompt_tokens)
+        except InputError as error:
+            return Job(wire.Order("inject"), error=str(error))
+        assert order is not None
+        return Job(order, error=self._cannot(request, order))
 
     def _cannot(self, request: Request, order: wire.Order) -> str | None:
         if order.op in ("drop", "status"):
@@ -127,6 +137,9 @@ class SchedulerSide:
             self.directory.counters["missed"] += len(job.match.missed)
 
     def _reserve(self, job: Job, span: Span, tokens: Sequence[int]) -> None:
+        if self._key is not None and not may_name(span.record, span.handle):
+            job.refused[span.record] = FORGED
+            return
         try:
             record = self.directory.reserve(
                 span.record, tokens[span.start : span.end], span.handle, span.scope, job.order.store
