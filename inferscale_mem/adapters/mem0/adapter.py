@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -121,11 +123,12 @@ class Adapter:
         turns = None
         if parse_policy(settings.encoding.policy).kind == "dialog_window":
             turns = TurnLog(settings.home / "turns.db")
+        here: Any = weakref.proxy(self)  # a memory that is dropped must go at once, and its store's lock with it
         index = VectorIndex(
             signer.store,
-            lambda: self._raw_store,
+            lambda: here._raw_store,
             signer.handle_id,
-            lambda texts: me.embedding_model.embed_batch(texts, "add"),
+            lambda texts: here.embedding_model.embed_batch(texts, "add"),
             turns,
             exclusive=bool(getattr(me.vector_store, "is_local", False)),
         )
@@ -155,6 +158,15 @@ class Adapter:
                 close()
         with contextlib.suppress(AttributeError):  # never got that far
             super().close()  # type: ignore[misc]  # Mem0's class comes behind this one
+
+    def __del__(self) -> None:
+        """As with Mem0, a memory that was never closed lets go of its store when nothing refers to it any more."""
+        core = self._core
+        if core is None or core.closed or sys.is_finalizing():
+            return
+        self._release()
+        # Closing waits for the engine; whoever dropped the memory does not.
+        threading.Thread(target=core.close, name="inferscale-close", daemon=True).start()
 
     # What the methods of both have in common.
 

@@ -96,6 +96,11 @@ class Core:
         service.recorder.rebuild()
         opening.set_result(service)
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
     def check_open(self) -> None:
         """Raise StoreError after ``close``."""
         if self._closed:

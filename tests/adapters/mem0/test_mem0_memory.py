@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import threading
@@ -318,6 +319,18 @@ def test_a_store_in_use_is_named(open_memory: Any, home: Path) -> None:
     open_memory()
     with pytest.raises(StoreLockedError, match=re.escape(str(home / "inferscale" / "qdrant"))):
         open_memory()
+
+
+def test_a_memory_that_is_dropped_lets_go_of_its_store(engine: FakeEngine) -> None:
+    """As Mem0's, without waiting for the garbage collector: its proxy's own tests open one after the other."""
+    gc.disable()
+    try:
+        for _ in range(3):
+            add(InferScaleMemory(engine=engine), "I live in Lyon.")
+        with InferScaleMemory(engine=engine) as memory:
+            assert len(memory.get_all(filters=ALICE)["results"]) == 3
+    finally:
+        gc.enable()
 
 
 def test_a_given_engine_is_not_closed(open_memory: Any, engine: FakeEngine) -> None:
