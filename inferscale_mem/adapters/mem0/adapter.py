@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from mem0.configs.base import MemoryConfig
 from mem0.llms.base import LLMBase
@@ -19,7 +19,8 @@ from inferscale_mem.adapters.mem0.core import Core
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.llm import EngineLLM
-from inferscale_mem.adapters.mem0.qdrant import locked, serialised
+from inferscale_mem.adapters.mem0.qdrant import locked
+from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, resident
 from inferscale_mem.adapters.mem0.store import FactStore
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.config import InferScaleConfig
@@ -105,7 +106,10 @@ class Adapter:
     @property
     def entity_store(self) -> Any:
         """Mem0's store of entities. Made once, whoever asks first."""
+        me, store = cast(Any, self), self._raw_store
         with self._entity_lock:
+            if me._entity_store is None and isinstance(store, ResidentQdrant):
+                me._entity_store = store.sibling(f"{me.collection_name}_entities")  # as Mem0 calls it
             return super().entity_store  # type: ignore[misc]  # Mem0's class comes behind this one
 
     # Putting together.
@@ -116,7 +120,7 @@ class Adapter:
         if not isinstance(me.vector_store, VectorStoreBase):
             logger.warning("%s is no Mem0 vector store: no handles, no records.", type(me.vector_store).__name__)
             return
-        self._raw_store = serialised(me.vector_store)
+        self._raw_store = me.vector_store = resident(me.vector_store)
         defaults.fit_dims(me.embedding_model, me.vector_store, me.config)
         key = load_key(settings)
         signer = HandleSigner(key, defaults.store_name(me.config))
@@ -145,8 +149,8 @@ class Adapter:
         me: Any = self
         if self._core is None or isinstance(me.vector_store, FactStore):
             return
-        self._raw_store = serialised(me.vector_store)
-        me.vector_store = FactStore(me.vector_store, self._core.index, self._core.changed)
+        self._raw_store = resident(me.vector_store)
+        me.vector_store = FactStore(self._raw_store, self._core.index, self._core.changed)
 
     def _release(self) -> None:
         """Close what Mem0 leaves open: the vector store's client, and with it the lock of the embedded store."""

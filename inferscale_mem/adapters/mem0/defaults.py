@@ -10,12 +10,13 @@ from mem0.configs.base import MemoryConfig
 from mem0.configs.vector_stores.qdrant import QdrantConfig
 from mem0.embeddings.configs import EmbedderConfig
 from mem0.llms.configs import LlmConfig
-from mem0.utils.factory import EmbedderFactory, LlmFactory
+from mem0.utils.factory import EmbedderFactory, LlmFactory, VectorStoreFactory
 from mem0.vector_stores.configs import VectorStoreConfig
 from qdrant_client import QdrantClient
 
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
 from inferscale_mem.adapters.mem0.llm import EngineLLM, EngineLLMConfig
+from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, ResidentQdrantConfig
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError
 from inferscale_mem.models import resolve_embedder
@@ -27,9 +28,10 @@ _PLACES = ("path", "host", "url", "client")
 
 
 def register() -> None:
-    """Make the LLM and the embedder known to Mem0's factories under our name."""
+    """Make LLM, embedder and vector store known to Mem0's factories under our name."""
     LlmFactory.register_provider(PROVIDER, f"{EngineLLM.__module__}.{EngineLLM.__name__}", EngineLLMConfig)
     EmbedderFactory.provider_to_class[PROVIDER] = f"{LocalEmbedder.__module__}.{LocalEmbedder.__name__}"
+    VectorStoreFactory.provider_to_class[PROVIDER] = f"{ResidentQdrant.__module__}.{ResidentQdrant.__name__}"
 
 
 def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryConfig:
@@ -61,16 +63,22 @@ def read(config: Mapping[str, Any], settings: InferScaleConfig) -> MemoryConfig:
     store = known.get("vector_store")
     if isinstance(store, Mapping):
         inner = dict(store.get("config") or {})
-        if store.get("provider", "qdrant") == "qdrant" and not any(inner.get(place) for place in _PLACES):
+        provider = store.get("provider", "qdrant")
+        if provider in ("qdrant", PROVIDER) and not any(inner.get(place) for place in _PLACES):
             inner["path"] = str(settings.home / "qdrant")
-        # Copied: Mem0 writes into the dict it is given.
-        known["vector_store"] = {**store, "config": inner}
+        if provider == PROVIDER:
+            ours = _construct(VectorStoreConfig, ResidentQdrantConfig(**inner))
+            del known["vector_store"]  # Mem0's validator runs over this one even when it is made already
+            return MemoryConfig(**known).model_copy(update={"vector_store": ours})
+        known["vector_store"] = {**store, "config": inner}  # copied: Mem0 writes into the dict it is given
     return MemoryConfig(**known)
 
 
 def store_name(config: MemoryConfig) -> str:
-    """Name of the store in handles' tags: the same wherever the folder is moved."""
-    return f"{config.vector_store.provider}/{getattr(config.vector_store.config, 'collection_name', COLLECTION)}"
+    """Name of the store in handles' tags: the same wherever the folder is moved, and whichever class opens it."""
+    provider = config.vector_store.provider
+    kind = "qdrant" if provider == PROVIDER else provider
+    return f"{kind}/{getattr(config.vector_store.config, 'collection_name', COLLECTION)}"
 
 
 def declared_dims(embedder: Any) -> int | None:
@@ -88,6 +96,8 @@ def fit_dims(embedder: Any, store: Any, config: MemoryConfig) -> None:
         ConfigError: they differ, and the collection holds something or its dimension was asked for.
     """
     gives, takes = declared_dims(embedder), getattr(store, "embedding_model_dims", None)
+    if isinstance(store, ResidentQdrant) and takes is None:
+        return  # an absent collection is made by the first insert, for what that brings
     qdrant = isinstance(getattr(store, "client", None), QdrantClient)
     if qdrant:
         vectors = store.client.get_collection(store.collection_name).config.params.vectors
@@ -121,7 +131,7 @@ def _plain(section: Any) -> Any:
     return section.model_dump(warnings=False) if hasattr(section, "model_dump") else section
 
 
-def _construct(kind: Any, config: dict[str, Any]) -> Any:
+def _construct(kind: Any, config: Any) -> Any:
     # Mem0's settings refuse providers they do not know; their factories do not. So: made without validation.
     return kind.model_construct(provider=PROVIDER, config=config)
 

@@ -36,7 +36,7 @@ class _Group:
 
     scope: Scope
     entries: dict[str, _Entry] = field(default_factory=dict)
-    vectors: VectorTable = field(default_factory=VectorTable)
+    vectors: VectorTable[str] = field(default_factory=VectorTable)
 
 
 class VectorIndex:
@@ -127,7 +127,7 @@ class VectorIndex:
             group = self._groups.get(fact.scope.key)
             if group is None or fact.id not in group.vectors:
                 return []
-            for fact_id in group.vectors.ranked(group.vectors.get(fact.id)):
+            for fact_id, _ in group.vectors.ranked(group.vectors.get(fact.id)):
                 if len(found) >= m:
                     break
                 entry = group.entries[fact_id]

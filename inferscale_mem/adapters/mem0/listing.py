@@ -8,10 +8,11 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-logger = logging.getLogger(__name__)
+from inferscale_mem.adapters.mem0.qdrant import points
+from inferscale_mem.adapters.mem0.resident import parts
+from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant
 
-PAGE = 1000
-"""Points per scroll request."""
+logger = logging.getLogger(__name__)
 
 LIST_LIMIT = 10_000
 """Rows asked for from vector stores that cannot be scrolled."""
@@ -23,8 +24,13 @@ Row = tuple[str, dict[str, Any], Sequence[float] | None]
 def rows(store: Any) -> Iterator[Row]:
     """Every row of a Mem0 vector store."""
     client = getattr(store, "client", None)
+    if isinstance(store, ResidentQdrant) and store.resident:
+        for row_id, payload, vector in store.rows():
+            yield str(row_id), payload, vector
+        return
     if isinstance(client, QdrantClient):
-        yield from _scroll(client, store.collection_name)
+        for point in points(client, store.collection_name):
+            yield str(point.id), dict(point.payload or {}), parts(point.vector)[0]
         return
     listed = list(store.list(top_k=LIST_LIMIT) or [])
     if listed and isinstance(listed[0], list | tuple):  # some stores return the rows, others a page that holds them
@@ -33,16 +39,3 @@ def rows(store: Any) -> Iterator[Row]:
         logger.warning("Only the first %d facts of this vector store are known; older handles may miss.", LIST_LIMIT)
     for row in listed:
         yield str(row.id), dict(row.payload or {}), None
-
-
-def _scroll(client: QdrantClient, collection: str) -> Iterator[Row]:
-    offset: Any = None
-    while True:
-        points, offset = client.scroll(collection, limit=PAGE, offset=offset, with_payload=True, with_vectors=True)
-        for point in points:
-            vector: Any = point.vector
-            if isinstance(vector, dict):  # dense beside sparse; the dense one has no name
-                vector = vector.get("")
-            yield str(point.id), dict(point.payload or {}), vector
-        if offset is None:
-            return

@@ -6,15 +6,26 @@ Embedded Qdrant has no locks of its own: with eight threads adding and searching
 from __future__ import annotations
 
 import functools
+import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from qdrant_client import QdrantClient
 from qdrant_client.local.qdrant_local import QdrantLocal
+from qdrant_client.models import Record
 
 from inferscale_mem.errors import StoreLockedError
+
+logger = logging.getLogger(__name__)
+
+PAGE = 1000
+"""Points per scroll request to a server."""
+
+EMBEDDED_PAGE = 10_000
+"""Points per scroll request to embedded Qdrant."""
 
 
 class SerialClient(QdrantClient):
@@ -68,6 +79,22 @@ def serialised(store: Any) -> Any:
     if is_embedded(client) and not isinstance(client, SerialClient):
         store.client = SerialClient(client)
     return store
+
+
+def points(client: QdrantClient, collection: str) -> Iterator[Record]:
+    """Every point of a collection. If that takes more than a second, how far it has come is logged each second."""
+    # Embedded Qdrant sorts all its points for every page, and holds them in this process anyway.
+    page = EMBEDDED_PAGE if is_embedded(client) else PAGE
+    done, said, offset = 0, time.monotonic(), None
+    while True:
+        found, offset = client.scroll(collection, limit=page, offset=offset, with_payload=True, with_vectors=True)
+        yield from found
+        done += len(found)
+        if time.monotonic() - said > 1:
+            said = time.monotonic()
+            logger.info("Reading collection %s: %d of %d points", collection, done, client.count(collection).count)
+        if offset is None:
+            return
 
 
 def locked(error: RuntimeError, config: Any) -> StoreLockedError | None:

@@ -15,7 +15,7 @@ from typing import Any
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_mem.adapters.mem0.index import VectorIndex
-from inferscale_mem.errors import ConfigError
+from inferscale_mem.adapters.mem0.resident_qdrant import check_dims
 from inferscale_mem.types import Fact
 
 Changed = Callable[[Sequence[Fact], Sequence[Fact]], None]
@@ -54,7 +54,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         Raises:
             ConfigError: the vectors' length is not the store's; nothing was written.
         """
-        self._check_dims(vectors)
+        check_dims(vectors, getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
         # A delete of all may list a row the moment it is stored: it has to wait until the index knows the row.
         with self._stripes_of(ids or []):
@@ -64,7 +64,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
 
     def update(self, vector_id: str, vector: list[float] | None = None, payload: dict[str, Any] | None = None) -> Any:
         """Change a row, then report its new revision. Raises as ``insert``."""
-        self._check_dims([vector] if vector is not None else [])
+        check_dims([vector] if vector is not None else [], getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
         with self._stripes_of([vector_id]):
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
@@ -150,12 +150,3 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def _report(self, rows: Sequence[tuple[str, Mapping[str, Any], Sequence[float] | None]]) -> None:
         changes = [self._index.put(*row) for row in rows]
         self._changed([new for new, _ in changes if new], [before for _, before in changes if before])
-
-    def _check_dims(self, vectors: Sequence[Sequence[float]]) -> None:
-        expected = getattr(self.inner, "embedding_model_dims", None)
-        for vector in vectors:
-            if isinstance(expected, int) and len(vector) != expected:
-                raise ConfigError(
-                    f"The embedder gives {len(vector)} numbers per text, the collection was made for {expected}. Set "
-                    f"vector_store.config.embedding_model_dims={len(vector)} and use a new collection_name."
-                )

@@ -357,7 +357,13 @@ def test_vector_table() -> None:
     assert len(table) == 37 and "5" in table and "17" not in table
     query = rng.normal(size=8).astype(np.float32)
     cosine = {key: vector @ query / np.linalg.norm(vector) for key, vector in vectors.items()}
-    assert list(table.ranked(query)) == sorted(cosine, key=lambda key: -cosine[key])
+    ranked = list(table.ranked(query))
+    assert [key for key, _ in ranked] == sorted(cosine, key=lambda key: -cosine[key])
+    np.testing.assert_allclose(
+        [score for _, score in ranked],
+        sorted((c / np.linalg.norm(query) for c in cosine.values()), reverse=True),
+        rtol=1e-5,
+    )
     assert np.isclose(np.linalg.norm(table.get("5")), 1.0)
     with pytest.raises(KeyError):
         table.get("17")
