@@ -146,7 +146,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),
         ("langchain_core", r"adapters\.lang(chain|graph)(\..*)?|cli\.chat\..*"),
         ("langgraph", r"adapters\.langgraph(\..*)?"),
-        ("torch", r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
+        ("torch", r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.(embed\w*|vectors)"),
         ("transformers", r"kv(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
     ],
 )
