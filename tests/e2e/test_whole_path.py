@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,82 @@ def test_m1_right_after_add_nothing_is_waited_for_nor_missed(memory: InferScaleM
     answer, report = ask(chat, hits, "What is the name of my dog?")
     assert "Biscuit" in answer
     assert report["facts_injected"] + len(report["missed"]) == report["facts_requested"] == 3
+
+
+def test_m1_encoding_adds_nothing_to_a_slow_extraction(
+    memory: InferScaleMemory, chat: ChatInferScale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may not encode before add has returned, and the question has been answered."""
+    engine, allowed = memory.service.engine, threading.Event()
+    encode = engine.encode
+
+    def encode_later(plan: Any) -> Any:
+        assert allowed.wait(300)
+        return encode(plan)
+
+    monkeypatch.setattr(engine, "encode", encode_later)
+    try:
+        added = memory.add("Hello! My dog is called Biscuit.", user_id="alice")
+        assert "My dog is called Biscuit." in [result["memory"] for result in added["results"]]
+        hits = search(memory, "What is the name of my dog?")
+        answer, report = ask(chat, hits, "What is the name of my dog?")
+    finally:
+        allowed.set()
+    assert "Biscuit" in answer
+    assert report["facts_injected"] == 0 and {miss["handle"] for miss in report["missed"]} == {
+        hit["memory"] for hit in hits["results"]
+    }
+    assert memory.service.wait(60)
+    _, report = ask(chat, hits, "What is the name of my dog?")
+    assert report["facts_injected"] == len(hits["results"]) and report["missed"] == []
+
+
+@pytest.mark.parametrize("infer", [True, False])
+def test_m2_the_readme_loop(
+    vllm_engine: Engine, warm_home: Path, monkeypatch: pytest.MonkeyPatch, infer: bool
+) -> None:
+    """Five turns of search, prompt, answer, and adding the whole conversation, system prompt included."""
+    config = {"home": str(warm_home), "handle_key": KEY.hex(), "encoding": {"policy": "dialog_window(3)"}}
+    asked: list[str] = []
+    encoded: list[str] = []
+    decode = vllm_engine.tokenizer.decode
+
+    def spy(name: str, seen: list[str]) -> None:
+        original = getattr(vllm_engine, name)
+
+        def call(plan: Any, *rest: Any) -> Any:
+            if name == "generate" or plan.spans[-1].handle is not None:  # the header of a chat has a record, too
+                seen.append(decode(plan.token_ids))
+            return original(plan, *rest)
+
+        monkeypatch.setattr(vllm_engine, name, call)
+
+    spy("generate", asked)
+    spy("encode", encoded)
+    said = [*FACTS, "I live in Lyon.", "I have two cats."]
+    with InferScaleMemory(inferscale=config, engine=vllm_engine) as memory:
+        chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=16)
+        for turn in said:
+            hits = search(memory, turn)
+            recalled = "\n".join(f"- {hit['memory']}" for hit in hits["results"])
+            conversation = [
+                {"role": "system", "content": f"You are kind. What you know:\n{recalled}"},
+                {"role": "user", "content": turn},
+            ]
+            reply = chat.invoke(conversation)
+            assert reply.response_metadata["inferscale"]["facts_requested"] == len(hits["results"])
+            # What the model says may repeat a memory: that is said, not recalled. Here it must not matter.
+            conversation.append({"role": "assistant", "content": "I see."})
+            asked.clear()
+            memory.add(conversation, user_id="alice", infer=infer)
+            for prompt in asked:
+                assert "ism1." not in prompt and not [fact for fact in said if fact != turn and fact in prompt]
+        facts = [item["memory"] for item in memory.get_all(filters={"user_id": "alice"}, top_k=100)["results"]]
+        assert memory.service.wait(120) and memory.service.recorder.failures == {}
+    kept = [fact for fact in facts if fact != "I see."]
+    assert len(kept) == len(set(kept)) and set(kept) <= set(said)
+    assert len(kept) >= (1 if infer else 5), "or this shows nothing"
+    assert encoded and not [prompt for prompt in encoded if "ism1." in prompt or "What you know" in prompt]
 
 
 def test_m3_an_update_kills_the_old_handle(memory: InferScaleMemory, chat: ChatInferScale) -> None:

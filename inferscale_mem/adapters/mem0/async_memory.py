@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from mem0 import AsyncMemory
@@ -14,6 +15,16 @@ from inferscale_mem.adapters.mem0.core import check_format, within
 from inferscale_mem.service import MemoryService
 
 
+class _Later:
+    """A store that is made when one of its methods is called, by whoever calls it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: getattr(self._make(), name)(*args, **kwargs)
+
+
 class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0 ships no types
     """A drop-in for ``mem0.AsyncMemory``: see ``InferScaleMemory``; each method raises what its twin there does.
 
@@ -23,6 +34,12 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     async def aservice(self) -> MemoryService:
         """``service`` without blocking the event loop while the engine starts."""
         return await asyncio.to_thread(lambda: self.service)
+
+    @property
+    def entity_store(self) -> Any:
+        """Mem0's store of entities. Mem0 asks for it on the event loop, and calls it in threads: made by the first."""
+        parent = super()
+        return parent.entity_store if self._entity_store is not None else _Later(lambda: parent.entity_store)
 
     async def add(
         self,
@@ -166,8 +183,10 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     async def reset(self) -> None:
         """As Mem0's; all records go too."""
         core = self._open_core()
-        await super().reset()
-        self._watch()
+        # Mem0 opens store and history again on its event loop: let it have one of its own.
+        parent = super().reset
+        await asyncio.to_thread(lambda: asyncio.run(parent()))
+        await asyncio.to_thread(self._watch)
         if core is not None:
             await asyncio.to_thread(core.forget_turns, None)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import mem0
 import pytest
 from mem0.exceptions import ValidationError as Mem0ValidationError
+from mem0.memory.storage import SQLiteManager
+from mem0.utils.factory import VectorStoreFactory
 from mem0_helpers import keeps, texts
+from qdrant_client import QdrantClient
 
 from inferscale_mem import AsyncInferScaleMemory, InferScaleMemory
 from inferscale_mem.adapters.mem0.errors import ExtractionError
@@ -129,35 +134,64 @@ async def test_from_config(engine: FakeEngine) -> None:
 
 
 async def test_the_loop_runs_while_others_wait(open_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine start, embedder and store are held up; the event loop is not."""
-    memory = open_memory(kind=AsyncInferScaleMemory)
-    main = threading.get_ident()
-    seen: dict[str, int] = {}
+    """Engine, embedder, Qdrant and SQLite each wait for a beat of the event loop: held up by them, it never comes."""
+    loop = asyncio.get_running_loop()
+    waited: Counter[str] = Counter()
 
-    def spy(owner: Any, name: str) -> None:
+    def slow_down(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen[name] = threading.get_ident()
-            assert threading.get_ident() != main, f"{name} runs on the event loop"
+            if loop.is_closed():  # the test is over
+                return original(*args, **kwargs)
+            beat = threading.Event()
+            loop.call_soon_threadsafe(beat.set)
+            assert beat.wait(20), f"{name} holds up the event loop"
+            waited[name] += 1
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, call)
 
-    spy(memory._core, "prepare_add")
-    spy(memory._core, "prepare_update")
-    spy(memory._core, "present")
-    spy(memory._core, "resolve")
-    spy(memory._core, "prepare_search")
-    for name in ("insert", "update", "delete", "search", "get", "list"):
-        spy(memory._raw_store, name)
-    spy(memory.embedding_model, "embed_batch")
+    monkeypatch.setattr(mem0.memory.main, "extract_entities", lambda text: [("name", "Lyon")])
+    monkeypatch.setattr(mem0.memory.main, "extract_entities_batch", lambda all_: [[("name", "Lyon")] for _ in all_])
+    engine = FakeEngine(answers=keeps("Lyon", "Oslo"))
+    memory = await asyncio.to_thread(lambda: open_memory(kind=AsyncInferScaleMemory, engine=engine))
+    for name in ("prepare_add", "prepare_update", "prepare_search", "present", "resolve", "forget_turns", "changed"):
+        slow_down(memory._core, name)
+    for name in ("encode", "drop", "generate"):
+        slow_down(engine, name)
+    slow_down(memory.embedding_model, "embed_batch")
+    store = [name for name in vars(QdrantClient) if name in ("upsert", "query_points", "scroll", "retrieve", "delete")]
+    for name in (*store, "create_collection", "delete_collection", "close"):
+        slow_down(QdrantClient, name)
+    slow_down(VectorStoreFactory, "create")
+    for name in ("__init__", "add_history", "batch_add_history", "get_history", "get_last_messages", "save_messages"):
+        slow_down(SQLiteManager, name)
     fact = await add(memory, "I live in Lyon.")
-    await handles(memory)
+    await memory.add("I live in Lyon. I was in Oslo.", **ALICE)
+    assert len(await handles(memory, "Lyon")) == 2
     await memory.resolve("text")
     await memory.update(fact, "I live in Oslo.")
     await memory.get(fact)
     await memory.get_all(filters=ALICE)
+    await memory.history(fact)
     await memory.delete(fact)
     await memory.delete_all(**ALICE)
-    assert len(seen) == 12
+    await memory.reset()
+    await add(memory, "I live in Rome.")
+    assert await asyncio.to_thread(memory.service.wait, 60)
+    await memory.aclose()
+    expected = {"prepare_add", "changed", "encode", "drop", "generate", "embed_batch", "upsert", "create_collection"}
+    assert expected | {"__init__", "create", "add_history", "batch_add_history", "close"} <= set(waited)
+    engine.close()
+
+
+async def test_reset_while_others_use_the_memory(async_memory: AsyncInferScaleMemory) -> None:
+    """Nothing hangs; what was added after it is there."""
+    memory = async_memory
+    others = [asyncio.create_task(add(memory, f"Fact number {n}.")) for n in range(8)]
+    await asyncio.gather(*others)
+    await memory.reset()
+    await add(memory, "I live in Rome.")
+    assert texts(await memory.get_all(filters=ALICE)) == ["I live in Rome."]
