@@ -80,15 +80,23 @@ def test_m1_encoding_adds_nothing_to_a_slow_extraction(
         assert allowed.wait(300)
         return encode(plan)
 
+    prompts: list[str] = []
+    generate = engine.generate
+
+    def generate_and_tell(plan: Any, sampling: Any) -> Any:
+        prompts.append(engine.tokenizer.decode(plan.token_ids))
+        return generate(plan, sampling)
+
     monkeypatch.setattr(engine, "encode", encode_later)
+    monkeypatch.setattr(engine, "generate", generate_and_tell)
     try:
         added = memory.add("Hello! My dog is called Biscuit.", user_id="alice")
         assert "My dog is called Biscuit." in [result["memory"] for result in added["results"]]
         hits = search(memory, "What is the name of my dog?")
-        answer, report = ask(chat, hits, "What is the name of my dog?")
+        _, report = ask(chat, hits, "What is the name of my dog?")
     finally:
         allowed.set()
-    assert "Biscuit" in answer
+    assert "- My dog is called Biscuit." in prompts[-1]
     assert report["facts_injected"] == 0 and {miss["handle"] for miss in report["missed"]} == {
         hit["memory"] for hit in hits["results"]
     }

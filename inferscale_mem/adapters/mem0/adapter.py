@@ -8,16 +8,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from mem0.configs.base import MemoryConfig
 from mem0.llms.base import LLMBase
+from mem0.memory.storage import SQLiteManager
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_mem.adapters.mem0 import defaults, inputs
 from inferscale_mem.adapters.mem0.core import Core
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
+from inferscale_mem.adapters.mem0.history import History, repair
 from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.journal import ALL, Journal
 from inferscale_mem.adapters.mem0.llm import EngineLLM
 from inferscale_mem.adapters.mem0.qdrant import locked
 from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, resident
@@ -137,20 +141,39 @@ class Adapter:
             exclusive=bool(getattr(me.vector_store, "is_local", False)),
         )
         opener = (lambda: open_engine(settings, key)) if engine is None else (lambda: engine)
-        core = self._core = Core(settings, index, signer, opener, owned=engine is None, turns=turns)
+        history = None if me.config.history_db_path == ":memory:" else Path(me.config.history_db_path)
+        core = Core(settings, index, signer, opener, Journal(history), owned=engine is None, turns=turns)
+        self._core = core
         self._watch()
+        self._recover(core.journal)
         if isinstance(me.llm, EngineLLM):
             me.llm.attach(lambda: core.service.engine)
         elif isinstance(me.llm, LLMBase):
             me.llm = CheckedLLM(me.llm)
 
     def _watch(self) -> None:
-        """Follow what is written to the vector store that Mem0 has made."""
-        me: Any = self
-        if self._core is None or isinstance(me.vector_store, FactStore):
+        """Follow what is written to the vector store and the history that Mem0 has made."""
+        me, core = cast(Any, self), self._core
+        if core is None:
             return
-        self._raw_store = resident(me.vector_store)
-        me.vector_store = FactStore(self._raw_store, self._core.index, self._core.changed)
+        if type(me.db) is SQLiteManager:
+            me.db = History.over(me.db, core.journal)
+        if not isinstance(me.vector_store, FactStore):
+            self._raw_store = resident(me.vector_store)
+            me.vector_store = FactStore(self._raw_store, core.index, core.changed, core.journal)
+
+    def _recover(self, journal: Journal) -> None:
+        """Finish what a process was doing when it died."""
+        me: Any = self
+        with journal.interrupted() as rows:
+            if ALL in rows:
+                logger.warning("A reset was interrupted when a process died; it is finished now.")
+                me.vector_store.reset()
+                me.db.reset()
+                me.db.close()
+                me.db = SQLiteManager(me.config.history_db_path)
+                self._watch()
+            repair(me.vector_store, me.db, rows - {ALL})
 
     def _release(self) -> None:
         """Close what Mem0 leaves open: the vector store's client, and with it the lock of the embedded store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     def entity_store(self) -> Any:
         """Mem0's store of entities. Mem0 asks for it on the event loop, and calls it in threads: made by the first."""
         parent = super()
-        return parent.entity_store if self._entity_store is not None else _Later(lambda: parent.entity_store)
+        return parent.entity_store if self._entity_store is not None else _Later(lambda: parent.entity_store)  # type: ignore[attr-defined]
 
     async def add(
         self,
@@ -185,8 +186,9 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
         core = self._open_core()
         # Mem0 opens store and history again on its event loop: let it have one of its own.
         parent = super().reset
-        await asyncio.to_thread(lambda: asyncio.run(parent()))
-        await asyncio.to_thread(self._watch)
+        with core.journal.resetting() if core is not None else contextlib.nullcontext():
+            await asyncio.to_thread(lambda: asyncio.run(parent()))
+            await asyncio.to_thread(self._watch)
         if core is not None:
             await asyncio.to_thread(core.forget_turns, None)
 

@@ -11,6 +11,7 @@ from typing import Any
 from inferscale_mem.adapters.mem0 import inputs
 from inferscale_mem.adapters.mem0.facts import fact_of_hit
 from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import EngineError, HandleError, InputError, ScopeError, StoreError
@@ -35,6 +36,7 @@ class Core:
         index: the facts.
         signer: makes and checks handles.
         open_engine: opens the engine.
+        journal: of what is being written.
         owned: whether ``close`` closes the engine.
         turns: what was said, for encoding policies that need it.
     """
@@ -45,6 +47,7 @@ class Core:
         index: VectorIndex,
         signer: HandleSigner,
         open_engine: Open,
+        journal: Journal,
         *,
         owned: bool,
         turns: TurnLog | None = None,
@@ -52,6 +55,7 @@ class Core:
         self.settings = settings
         self.index = index
         self.signer = signer
+        self.journal = journal
         self._open_engine = open_engine
         self._owned = owned
         self._turns = turns
@@ -120,6 +124,7 @@ class Core:
                 service.engine.close()
         if self._turns is not None:
             self._turns.close()
+        self.journal.close()
 
     # Facts that come and go.
 

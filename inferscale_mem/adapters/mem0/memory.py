@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from mem0 import Memory
@@ -194,8 +195,9 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
     def reset(self) -> None:
         """As Mem0's; all records go too."""
         core = self._open_core()
-        super().reset()
-        self._watch()
+        with core.journal.resetting() if core is not None else contextlib.nullcontext():
+            super().reset()
+            self._watch()
         if core is not None:
             core.forget_turns(None)
 

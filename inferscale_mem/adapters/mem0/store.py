@@ -15,6 +15,7 @@ from typing import Any
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.resident_qdrant import check_dims
 from inferscale_mem.types import Fact
 
@@ -31,10 +32,12 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         inner: Mem0's store.
         index: told of every write, after it.
         changed: told of the facts that came and went.
+        journal: told of each write before it, and of its history (by that) after it.
     """
 
-    def __init__(self, inner: Any, index: VectorIndex, changed: Changed) -> None:
+    def __init__(self, inner: Any, index: VectorIndex, changed: Changed, journal: Journal) -> None:
         self.inner = inner
+        self._journal = journal
         self._index = index
         self._changed = changed
         # Two writers of one row must reach store and index in the same order.
@@ -58,6 +61,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         self._index.load()
         # A delete of all may list a row the moment it is stored: it has to wait until the index knows the row.
         with self._stripes_of(ids or []):
+            self._journal.begin(map(str, ids or []))
             result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
             self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
         return result
@@ -67,6 +71,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         check_dims([vector] if vector is not None else [], getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
         with self._stripes_of([vector_id]):
+            self._journal.begin([str(vector_id)])
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
             if vector is None or payload is None:  # some stores merge what they are given into the row
                 row = self.inner.get(vector_id=vector_id)
@@ -78,6 +83,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         """Delete a row, then report that it is gone."""
         self._index.load()
         with self._stripes_of([vector_id]):
+            self._journal.begin([str(vector_id)])
             result = self.inner.delete(vector_id=vector_id)
             gone = self._index.discard(str(vector_id))
             if gone is not None:

@@ -14,6 +14,7 @@ from mem0.vector_stores.qdrant import Qdrant
 
 from inferscale_mem.adapters.mem0.facts import age, fact_of, fact_of_hit
 from inferscale_mem.adapters.mem0.index import VectorIndex
+from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.qdrant import SerialClient, is_embedded, serialised
 from inferscale_mem.adapters.mem0.store import FactStore
 from inferscale_mem.adapters.mem0.turns import KEPT, TurnLog
@@ -50,7 +51,7 @@ class Scene:
             "test", lambda: self.raw, SIGNER.handle_id, embed or self._no_embedding, exclusive=exclusive
         )
         self.changes: list[tuple[list[str], list[str]]] = []
-        self.store = FactStore(self.raw, self.index, self._changed)
+        self.store = FactStore(self.raw, self.index, self._changed, Journal(None))
 
     def _no_embedding(self, texts: list[str]) -> Any:
         raise AssertionError("the store gives its vectors back")

@@ -1,0 +1,85 @@
+"""Mem0's history of facts, kept in step with the facts over crashes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from mem0.memory.storage import SQLiteManager
+
+from inferscale_mem.adapters.mem0.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+
+class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
+    """Mem0's history, which tells the journal what has been written."""
+
+    journal: Journal
+
+    @classmethod
+    def over(cls, inner: SQLiteManager, journal: Journal) -> Self:
+        """The same open file; ``inner`` lets go of it."""
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(inner), journal=journal)
+        inner.connection = None
+        return made
+
+    def add_history(self, memory_id: str, *args: Any, **kwargs: Any) -> None:
+        """See Mem0."""
+        super().add_history(memory_id, *args, **kwargs)
+        self.journal.done([str(memory_id)])
+
+    def batch_add_history(self, records: list[dict[str, Any]]) -> None:
+        """See Mem0."""
+        super().batch_add_history(records)
+        self.journal.done(str(record.get("memory_id")) for record in records)
+
+
+def repair(store: Any, history: SQLiteManager, rows: Iterable[str]) -> int:
+    """Write the lines of history that a crash has kept from being written: what the store holds is what happened.
+
+    Args:
+        store: Mem0's vector store.
+        history: of the same facts.
+        rows: ids of rows that were being written.
+
+    Returns:
+        How many lines were missing.
+    """
+    written = 0
+    for row_id in sorted(rows):
+        row = store.get(vector_id=row_id)
+        line = _missing(dict(getattr(row, "payload", None) or {}), history.get_history(row_id))
+        if line is not None:
+            history.add_history(row_id, **line)
+            written += 1
+    if written:
+        logger.warning("%d facts were being written when a process died; their history is complete again.", written)
+    return written
+
+
+def _missing(payload: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The line that a row's history lacks, as ``add_history`` takes it; None if nothing is missing."""
+    every = list(lines)
+    gone = any(line["is_deleted"] for line in every)
+    last = max(every, key=lambda line: str(line["updated_at"] or line["created_at"] or ""), default=None)
+    if not payload.get("data"):
+        if last is None or gone:
+            return None
+        return {
+            **{name: last[name] for name in ("created_at", "actor_id", "role")},
+            "old_memory": last["new_memory"],
+            "new_memory": None,
+            "event": "DELETE",
+            "updated_at": datetime.now(UTC).isoformat(),
+            "is_deleted": 1,
+        }
+    line = {name: payload.get(name) for name in ("created_at", "updated_at", "actor_id", "role")}
+    if last is None:
+        return {**line, "old_memory": None, "new_memory": payload["data"], "event": "ADD"}
+    if (last["updated_at"] or last["created_at"]) == payload.get("updated_at"):
+        return None
+    return {**line, "old_memory": last["new_memory"], "new_memory": payload["data"], "event": "UPDATE"}
