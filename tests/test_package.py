@@ -141,7 +141,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
     [
         ("vllm", r"kv\.connector(\..*)?|engines\.vllm_\w+"),
         ("triton", r"kernels\.\w+\.fused"),
-        ("mem0", r"adapters\.mem0(\..*)?"),
+        ("mem0", r"adapters\.mem0(\..*)?|cli\.bench\.memories"),
         ("qdrant_client", r"adapters\.mem0(\..*)?"),
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),
         ("langchain_core", r"adapters\.lang(chain|graph)(\..*)?|cli\.chat\..*"),

@@ -24,6 +24,9 @@ from inferscale_mem.adapters.mem0.qdrant import points, serialised
 from inferscale_mem.adapters.mem0.resident import ResidentRows, RowId, weights
 from inferscale_mem.errors import ConfigError, InputError
 
+TELEMETRY = "mem0migrations"
+"""Name of the collection that Mem0 keeps for its telemetry."""
+
 
 class ResidentQdrantConfig(QdrantConfig):  # type: ignore[misc]  # Mem0 ships no types
     """Mem0's settings for Qdrant, and ``device``. A server may be given by ``url`` alone."""
@@ -40,6 +43,9 @@ class ResidentQdrantConfig(QdrantConfig):  # type: ignore[misc]  # Mem0 ships no
             values.get("host") and values.get("port")
         ):
             raise ValueError("Give 'path', 'url', or 'host' and 'port'.")
+        if values.get("path") and values.get("collection_name") == TELEMETRY:
+            # With telemetry on, Mem0 opens this one beside each memory's, and a folder can be opened once.
+            return {**values, "path": f"{values['path']}-{TELEMETRY}"}
         return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -86,7 +87,9 @@ def write_pictures(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for (name, points), style in zip(lines.items(), ("o-", "s--", "^-"), strict=False):
+    for (name, points), style in zip(
+        lines.items(), itertools.cycle(("o-", "s--", "^-", "v--", "D-", "x--")), strict=False
+    ):
         axes.plot(*zip(*points, strict=True), style, label=name)
     axes.set(title=labels["title"], xlabel=labels["x"], ylabel=labels["y"], yscale="log")
     axes.grid(True, which="both", alpha=0.3)

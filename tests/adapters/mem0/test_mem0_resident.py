@@ -345,6 +345,16 @@ def test_its_settings(home: Path, engine: FakeEngine) -> None:
         ResidentQdrantConfig(path="x", colection_name="y")
 
 
+def test_with_telemetry_on(engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mem0 then opens a second store by the same settings."""
+    monkeypatch.setattr("mem0.memory.main.MEM0_TELEMETRY", True)
+    monkeypatch.setattr("mem0.memory.main.capture_event", lambda *args, **kwargs: None)
+    with InferScaleMemory.from_config({"vector_store": {"provider": "inferscale"}}, engine=engine) as memory:
+        memory.add("I live in Lyon.", infer=False, user_id="a")
+        assert len(memory.get_all(filters={"user_id": "a"})["results"]) == 1
+        assert memory._telemetry_vector_store.client is not memory.vector_store.client
+
+
 def test_mem0s_factory_makes_it(tmp_path: Path) -> None:
     store = VectorStoreFactory.create("inferscale", ResidentQdrantConfig(path=str(tmp_path)))
     assert isinstance(store, ResidentQdrant) and store.resident
