@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm import _custom_ops as ops
 
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
-from inferscale_mem.kv.rope import RopeTable, rotate, unrotate
+from inferscale_mem.kv.connector.writing import Writer, make_writers
+from inferscale_mem.kv.rope import unrotate
 from inferscale_mem.kv.rope_probe import deviation
-from inferscale_mem.kv.slab import PAGE_SIZE, Scratch, Slab, token_rows
+from inferscale_mem.kv.slab import PAGE_SIZE, Slab, token_rows
 
 NULL_BLOCK = 0
 """vLLM's block for tokens that a sliding window has passed; nothing may be written there."""
@@ -23,11 +23,11 @@ NULL_BLOCK = 0
 
 @dataclass(frozen=True)
 class Family:
-    """Layers of one shape, the slab they share, and room for one layer's rows on their way."""
+    """Layers of one shape, the slab they share, and what writes its rows to their caches."""
 
     layers: tuple[CachedLayer, ...]
     slab: Slab
-    scratch: Scratch
+    writers: tuple[Writer, ...]
 
 
 class WorkerSide:
@@ -47,23 +47,12 @@ class WorkerSide:
         if not step.loads:
             return
         rows, positions = _rows_and_positions([rows for load in step.loads for rows in load.rows])
+        groups = {(writer.group, writer.block_size) for family in self._families for writer in family.writers}
+        targets = {group: _targets(step.loads, rows, positions, group, size) for group, size in groups}
         for family in self._families:
             device = family.slab.keys.device
-            self._load(family, step.loads, rows.to(device), positions.to(device))
-
-    def _load(self, family: Family, loads: Sequence[Load], rows: torch.Tensor, positions: torch.Tensor) -> None:
-        # Layer by layer, so that rows stay in the processor's cache from the slab to the paged cache.
-        keys, values = family.scratch.take(len(rows))
-        slots = _slots_by_group(family.layers, loads, rows.device)
-        for index, layer in enumerate(family.layers):
-            family.slab.read(index, rows, keys, values)
-            if layer.rope is not None:
-                _rotate_in_place(keys, positions, layer.rope)
-            at, kept = slots[layer.group]
-            if kept is None:
-                layer.write(keys, values, at)
-            else:
-                layer.write(keys[kept], values[kept], at)
+            for writer in family.writers:
+                writer.write(*(tensor.to(device) for tensor in targets[writer.group]))
 
     def erase(self, step: StepMetadata) -> None:
         """Overwrite the pages of records that were dropped, before anything of this step is kept in them."""
@@ -100,14 +89,6 @@ class WorkerSide:
                 self._report.deviations[layer.name] = deviation(family.slab.keys[index, whole], layer.rope)
 
 
-def _rotate_in_place(keys: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:
-    """``rotate`` by the engine's own kernel where that can do it; positions are those of a prompt, so they fit."""
-    if keys.dtype == rope.dtype and rope.kernel_safe:
-        ops.rotary_embedding(positions, keys.flatten(1), None, keys.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
-    else:
-        rotate(keys, positions, rope, out=keys)
-
-
 def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
     shapes: defaultdict[tuple[int, int], list[CachedLayer]] = defaultdict(list)
     for layer in layers:
@@ -120,7 +101,7 @@ def _family(layers: list[CachedLayer], num_pages: int) -> Family:
     cache = first.module.kv_cache
     shape = (first.num_kv_heads, first.head_size)
     slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device)
-    return Family(tuple(layers), slab, Scratch(*shape, cache.dtype, cache.device))
+    return Family(tuple(layers), slab, tuple(make_writers(layers, slab)))
 
 
 def _rows_and_positions(parts: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,19 +126,15 @@ def _slots(start: int, end: int, blocks: Sequence[int], block_size: int) -> torc
     return torch.from_numpy(np.asarray(blocks, dtype=np.int64)[block] * block_size + offset)
 
 
-def _slots_by_group(
-    layers: Sequence[CachedLayer], loads: Sequence[Load], device: torch.device
-) -> dict[int, tuple[torch.Tensor, torch.Tensor | None]]:
-    """Per KV cache group: slots to write, and which tokens to leave out (None: none)."""
-    found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-    for group, block_size in {layer.group: layer.block_size for layer in layers}.items():
-        slots = torch.cat([_slots(*_reach(load), load.block_table[group], block_size) for load in loads])
-        kept = slots // block_size != NULL_BLOCK
-        if bool(kept.all()):
-            found[group] = (slots.to(device), None)
-        else:
-            found[group] = (slots[kept].to(device), kept.to(device))
-    return found
+def _targets(
+    loads: Sequence[Load], rows: torch.Tensor, positions: torch.Tensor, group: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, positions and slots of what one KV cache group has to get."""
+    slots = torch.cat([_slots(*_reach(load), load.block_table[group], block_size) for load in loads])
+    wanted = slots // block_size != NULL_BLOCK
+    if bool(wanted.all()):
+        return rows, positions, slots
+    return rows[wanted], positions[wanted], slots[wanted]
 
 
 def _reach(load: Load) -> tuple[int, int]:

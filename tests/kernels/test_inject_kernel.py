@@ -1,0 +1,94 @@
+"""The CPU form of inject against the reference, bit for bit, in every layout of a block it knows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from inferscale_mem.kernels.inject.cpu import Injector
+from inferscale_mem.kernels.inject.layout import BlockLayout, find_layout
+from inferscale_mem.kernels.inject.reference import inject
+
+BLOCK, HEADS, SIZE = 32, 3, 32
+
+
+def places(form: str, start: int) -> torch.Tensor:
+    """[BLOCK, HEADS, SIZE]: where a backend that packs like this keeps each element."""
+    numbers = torch.arange(start, start + BLOCK * HEADS * SIZE)
+    if form == "rows":
+        return numbers.view(HEADS, BLOCK, SIZE).permute(1, 0, 2)
+    if form == "columns":
+        return numbers.view(HEADS, SIZE, BLOCK).permute(2, 0, 1)
+    if form == "column pairs":  # [head, group of 16 tokens, pair of channels, token, of the pair]
+        return numbers.view(HEADS, BLOCK // 16, SIZE // 2, 16, 2).permute(1, 3, 0, 2, 4).reshape(BLOCK, HEADS, SIZE)
+    assert form == "token pairs"  # [head, group of 16 channels, pair of tokens, channel, of the pair]
+    return numbers.view(HEADS, SIZE // 16, BLOCK // 2, 16, 2).permute(2, 4, 0, 1, 3).reshape(BLOCK, HEADS, SIZE)
+
+
+FORMS = ("rows", "columns", "column pairs", "token pairs")
+
+
+def layout_of(form: str, start: int = 0) -> BlockLayout:
+    layout = find_layout(places(form, start))
+    assert layout is not None and layout.form == form
+    return layout
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_are_recognised(form: str) -> None:
+    layout = layout_of(form, 64)
+    wanted = torch.from_numpy(layout.token.astype(int))[:, None, None]
+    wanted = wanted + torch.arange(HEADS)[:, None] * layout.head_stride + torch.from_numpy(layout.channel.astype(int))
+    assert torch.equal(wanted, places(form, 64))
+
+
+def test_other_orders_are_not() -> None:
+    shuffled = torch.randperm(BLOCK * HEADS * SIZE, generator=torch.Generator().manual_seed(0))
+    assert find_layout(shuffled.view(BLOCK, HEADS, SIZE)) is None
+    by_twos = torch.arange(BLOCK * HEADS * SIZE).view(HEADS, BLOCK // 2, SIZE // 4, 2, 4)
+    assert find_layout(by_twos.permute(1, 3, 0, 2, 4).reshape(BLOCK, HEADS, SIZE)) is None
+
+
+def positions_of(*segments: tuple[int, int]) -> torch.Tensor:
+    return torch.cat([torch.arange(start, start + count) for start, count in segments])
+
+
+SEGMENTS = {
+    "whole blocks": ((0, 96),),
+    "an odd start and end": ((5, 70),),
+    "one token": ((37, 1),),
+    "two requests": ((3, 40), (64, 33)),
+    "a hole": ((0, 31), (33, 2), (90, 6)),
+    "nothing": (),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("half, is_neox_style", [(16, True), (16, False), (5, True), (5, False), (0, True)])
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
+def test_as_the_reference(
+    segments: tuple[tuple[int, int], ...], half: int, is_neox_style: bool, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(half)
+    layers, num_rows, num_blocks = 3, 200, 9
+    keys, values = torch.randn(2, layers, num_rows, HEADS, SIZE, generator=generator).bfloat16()
+    positions = positions_of(*segments) if segments else torch.zeros(0, dtype=torch.int64)
+    rows = torch.randperm(num_rows, generator=generator)[: len(positions)]
+    blocks = torch.randperm(num_blocks, generator=generator)[positions // BLOCK]
+    angles = torch.randn(2, len(positions), half, generator=generator)
+    for key_form, value_form in itertools.product(FORMS, FORMS):
+        key_places, value_places = places(key_form, 0), places(value_form, BLOCK * HEADS * SIZE)
+        chosen = [2, 0]
+        shape = (len(chosen), num_blocks, 2 * BLOCK * HEADS * SIZE)
+        wanted, got = (torch.full(shape, float("nan"), dtype=torch.bfloat16) for _ in range(2))
+        layouts = layout_of(key_form), layout_of(value_form, BLOCK * HEADS * SIZE)
+        injector = Injector(keys, values, chosen, [*got], *layouts, threads)
+        injector(rows, blocks, positions % BLOCK, *angles, is_neox_style)
+        for layer, cache in zip(chosen, wanted, strict=True):
+            inject(
+                keys[layer], values[layer], rows, blocks, positions % BLOCK, *angles, is_neox_style, cache, key_places,
+                value_places,
+            )  # fmt: skip
+        assert torch.equal(got.view(torch.int16), wanted.view(torch.int16)), (key_form, value_form)
