@@ -141,6 +141,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
     [
         ("vllm", r"kv\.connector(\..*)?|engines\.vllm_\w+"),
         ("triton", r"kernels\.\w+\.fused"),
+        ("numba", r"kernels\.\w+\.cpu"),
         ("mem0", r"adapters\.mem0(\..*)?|cli\.bench\.memories"),
         ("qdrant_client", r"adapters\.mem0(\..*)?"),
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),

@@ -31,7 +31,7 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
         UnsupportedModelError: its configuration already shows that its KV cannot be stored and moved.
         EngineError: vLLM does not start.
     """
-    with _key_file(key) as key_file, _children_without_main():
+    with _key_file(key) as key_file, _children_without_main(), _without_llvmlite():
         # On a CPU the worker stays in the core's process: between two processes vLLM waits by spinning, and on few
         # cores that takes the worker's own cores from it.
         with vllm_multiprocessing(config.multiprocess and not current_platform.is_cpu()):
@@ -124,3 +124,16 @@ def _children_without_main() -> Iterator[None]:
         yield
     finally:
         main.__dict__.update(hidden)
+
+
+@contextlib.contextmanager
+def _without_llvmlite() -> Iterator[None]:
+    """A worker that starts looks at the attributes of all modules, and stumbles over one of llvmlite's (numba's), which
+    answers to any name. Seen in vLLM 0.32, ``triton_utils/dispatcher.py``."""
+    name = "llvmlite.binding.ffi"
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module

@@ -39,6 +39,19 @@ def test_exact_prefix_at_every_remainder(open_tiny: Callable[..., Engine], famil
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_bfloat16_is_as_near_as_rounding_allows(open_tiny: Callable[..., Engine], family: str) -> None:
+    """On a CPU this data type has a kernel of its own. Long enough for a sliding window to pass whole blocks."""
+    engine = open_tiny(family, {"dtype": "bfloat16"})
+    for i in range(0, BLOCK, 5):
+        header, fact = segment("header", 3 * BLOCK + i, i), segment("fact", 5 + 7 * i % BLOCK, 100 + i)
+        prompt = [header, fact, segment("text", 1 + i % 5, 200 + i, record=False)]
+        encode(engine, [], header, fact)
+        got = first_token(engine, prompt)
+        assert got.report.tokens_injected == len(header.token_ids) + len(fact.token_ids)
+        assert first_token(engine, plain(prompt)).kl(got) < 5e-3, i
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_chained_records_are_exact_in_their_own_order(open_tiny: Callable[..., Engine], family: str) -> None:
     engine = open_tiny(family)
     header = segment("header", 19, 0)

@@ -117,6 +117,10 @@ def find_layers(config: VllmConfig, cache_config: KVCacheConfig) -> list[CachedL
         if not getattr(context[name], "kv_sharing_target_layer_name", None)
     }
     _touch(modules)
+    # vLLM 0.32's attention uses AMX tiles, but leaves it to oneDNN to ask the system for them; a small bfloat16 model
+    # that got by without oneDNN would end with an illegal instruction.
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
     parents = _parents(modules)
     tables: dict[int, RopeTable] = {}
     packings: dict[tuple[Any, ...], Packing] = {}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from vllm import _custom_ops as ops
 
-from inferscale_mem.kernels.inject.cpu import Injector
 from inferscale_mem.kernels.inject.layout import find_layout
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.rope import RopeTable, rotate
 from inferscale_mem.kv.slab import Scratch, Slab
+
+if TYPE_CHECKING:
+    from inferscale_mem.kernels.inject.cpu import Injector
 
 
 class Writer(Protocol):
@@ -92,6 +94,9 @@ def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab)
     key_layout, value_layout = (find_layout(places) for places in (layers[0].packing.keys, layers[0].packing.values))
     if key_layout is None or value_layout is None:
         return None
+    # Only now: numba is for CPUs, and vLLM 0.32 cannot start a worker in a process that has it loaded.
+    from inferscale_mem.kernels.inject.cpu import Injector
+
     injector = Injector(slab.keys, slab.values, indices, caches, key_layout, value_layout, torch.get_num_threads())
     return OnePassWriter(layers[0], injector)
 
