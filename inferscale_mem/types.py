@@ -6,11 +6,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import UUID
 
 from inferscale_mem.errors import ScopeError
 
 OWNER_FIELDS = ("user_id", "agent_id", "run_id")
 """What can own a fact, most telling first."""
+
+
+def _owner_id(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+        raise ScopeError(f"{name}={value!r} does not name an owner; give text or a number.")
+    return str(value).strip()
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,14 @@ class Scope:
 
     @classmethod
     def of(cls, source: Mapping[str, Any]) -> Scope:
-        """The scope named by the owner fields of a mapping; other keys are ignored.
+        """The scope named by the owner fields of a mapping, read as Mem0 reads them; other keys are ignored.
+
+        Numbers and UUIDs become text, spaces around an id are dropped.
 
         Raises:
-            ScopeError: none of the owner fields is set.
+            ScopeError: none of the owner fields is set, or one is something else.
         """
-        return cls(**{name: source[name] for name in OWNER_FIELDS if source.get(name) is not None})
+        return cls(**{name: _owner_id(name, source[name]) for name in OWNER_FIELDS if source.get(name) is not None})
 
     def covers(self, other: Scope) -> bool:
         """Whether a fact of scope ``other`` may be shown to somebody asking as this scope.

@@ -16,14 +16,13 @@ from mem0.llms.base import LLMBase
 from mem0.memory.storage import SQLiteManager
 from mem0.vector_stores.base import VectorStoreBase
 
-from inferscale_mem.adapters.mem0 import defaults, inputs
+from inferscale_mem.adapters.mem0 import defaults, inputs, opening
 from inferscale_mem.adapters.mem0.core import Core
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.history import History, repair
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.journal import ALL, Journal
 from inferscale_mem.adapters.mem0.llm import EngineLLM
-from inferscale_mem.adapters.mem0.qdrant import locked
 from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, resident
 from inferscale_mem.adapters.mem0.store import FactStore
 from inferscale_mem.adapters.mem0.turns import TurnLog
@@ -54,6 +53,7 @@ class Adapter:
         ConfigError: a setting is wrong, or embedder and collection do not fit together.
         ModelError: the configured model or embedder does not exist.
         StoreLockedError: the embedded store is in use.
+        StoreError: store or history cannot be opened.
     """
 
     # Mem0's own tests, and some apps, make memories without calling __init__: those are plain Mem0.
@@ -64,6 +64,7 @@ class Adapter:
     def __init__(
         self, config: MemoryConfig | None = None, *, inferscale: Settings = None, engine: Engine | None = None
     ) -> None:
+        opening.check_objects(config, engine)
         settings = read_settings(inferscale)
         parse_policy(settings.encoding.policy)
         if engine is None and settings.model is not None:
@@ -73,9 +74,9 @@ class Adapter:
         try:
             super().__init__(config)  # type: ignore[call-arg]  # Mem0's class comes behind this one
             self._adopt(settings, engine)
-        except RuntimeError as error:
+        except Exception as error:
             self._release()
-            named = locked(error, config)
+            named = opening.explained(error, config)
             if named is not None:
                 raise named from error
             raise
@@ -88,10 +89,10 @@ class Adapter:
         """A memory from Mem0's configuration dict; the section "inferscale" holds the settings of this package.
 
         Raises:
-            ConfigError: as the constructor.
+            ConfigError, ...: as the constructor; or no dict, or a key that nobody reads.
             pydantic.ValidationError: as Mem0.
         """
-        given = dict(config_dict)
+        given = opening.check_dict(config_dict)
         settings = read_settings(given.pop("inferscale", None))
         return cls(defaults.read(given, settings), inferscale=settings, engine=engine)
 

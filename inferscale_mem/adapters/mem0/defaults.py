@@ -16,6 +16,7 @@ from qdrant_client import QdrantClient
 
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
 from inferscale_mem.adapters.mem0.llm import EngineLLM, EngineLLMConfig
+from inferscale_mem.adapters.mem0.opening import make_folder
 from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, ResidentQdrantConfig
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError
@@ -44,8 +45,10 @@ def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryCo
     known.setdefault("llm", _construct(LlmConfig, {}))
     known.setdefault("history_db_path", str(settings.home / "history.db"))
     known["vector_store"] = _vector_store(known.get("vector_store"), embedder, settings)
-    for path in _folders(known):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for what, path in _folders(known):
+        make_folder(path, what)
+    if Path(known["history_db_path"]).is_dir():
+        raise ConfigError(f"history_db_path={known['history_db_path']!r} is a folder; name a file in it.")
     return (given or MemoryConfig()).model_copy(update=known)
 
 
@@ -157,11 +160,11 @@ def _dims_before(embedder: EmbedderConfig) -> int | None:
     return dims if isinstance(dims, int) else None
 
 
-def _folders(known: Mapping[str, Any]) -> list[Path]:
+def _folders(known: Mapping[str, Any]) -> list[tuple[str, Path]]:
     folders = []
     if known["history_db_path"] != ":memory:":
-        folders.append(Path(known["history_db_path"]).expanduser().parent)
+        folders.append(("the history (history_db_path)", Path(known["history_db_path"]).expanduser().parent))
     store = known["vector_store"].config
     if isinstance(store, QdrantConfig) and store.path and not (store.url or store.host or store.client):
-        folders.append(Path(store.path).parent)
+        folders.append(("Qdrant (vector_store.config.path)", Path(store.path).parent))
     return folders

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from inferscale_mem import handles
 from inferscale_mem.adapters.mem0.errors import MessagesError, MissingOwnerError
@@ -25,16 +28,16 @@ def owner_scope(owners: Mapping[str, Any] | None, where: str) -> Scope:
 
     Raises:
         MissingOwnerError: none is given.
-        ScopeError: one is blank, a wildcard, or has spaces inside.
+        ScopeError: one is blank, a wildcard, no text or number, or has spaces inside.
     """
-    given = {name: str(owners[name]).strip() for name in OWNER_FIELDS if owners and owners.get(name) is not None}
-    if not given:
+    if not any(owners and owners.get(name) is not None for name in OWNER_FIELDS):
         raise MissingOwnerError(f"At least one of user_id, agent_id, run_id must be given {where}.")
-    for name, value in given.items():
+    scope = Scope.of(owners or {})
+    for name, value in scope.owners.items():
         if any(char.isspace() for char in value):
             raise ScopeError(f"{name}={value!r} has spaces inside; give an id without spaces.")
         check_unicode(value, name)
-    return Scope(**given)
+    return scope
 
 
 def check_unicode(text: str, what: str) -> None:
@@ -114,11 +117,19 @@ def raw_facts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_metadata(metadata: object) -> None:
-    """Raise InputError unless this is None or a mapping with text keys."""
+    """Raise InputError unless this is None, or a mapping with text keys that can be written as JSON."""
     if metadata is None:
         return
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
         raise InputError(f"metadata must be a dict with text keys, not {type(metadata).__name__}.")
+    for key, value in metadata.items():
+        try:
+            text = json.dumps(to_jsonable_python(value), ensure_ascii=False)  # as the store will write it
+        except (PydanticSerializationError, ValueError, TypeError) as error:
+            raise InputError(
+                f"metadata[{key!r}] cannot be stored ({error}); use text, numbers and lists."
+            ) from error
+        check_unicode(key + text, "metadata")
 
 
 def _clean(message: object) -> dict[str, Any]:

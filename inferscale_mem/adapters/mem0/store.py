@@ -67,10 +67,17 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         return result
 
     def update(self, vector_id: str, vector: list[float] | None = None, payload: dict[str, Any] | None = None) -> Any:
-        """Change a row, then report its new revision. Raises as ``insert``."""
+        """Change a row, then report its new revision.
+
+        Raises:
+            ConfigError: as ``insert``.
+            ValueError: there is no such row (any more): Qdrant would make it again.
+        """
         check_dims([vector] if vector is not None else [], getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
         with self._stripes_of([vector_id]):
+            if self.inner.get(vector_id=vector_id) is None:
+                raise ValueError(f"Memory with id {vector_id} not found; it was deleted meanwhile.")
             self._journal.begin([str(vector_id)])
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
             if vector is None or payload is None:  # some stores merge what they are given into the row

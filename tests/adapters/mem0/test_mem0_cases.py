@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -176,3 +177,30 @@ def test_m9_only_emoji(memory: InferScaleMemory) -> None:
     assert memory.service.wait(30)
     _, report = ask(memory, "What do I celebrate?", hits)
     assert report.facts_injected == 1
+
+
+def test_m4_everything_at_once() -> None:
+    """A short run of tests/stress/mixed_load.py; the long one is --seconds 60."""
+    program = Path(__file__).parents[2] / "stress" / "mixed_load.py"
+    done = subprocess.run([sys.executable, str(program), "--seconds", "4"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    threads, tasks = map(json.loads, done.stdout.splitlines())
+    assert threads["records"] == threads["facts"] > 16 and tasks["records"] == tasks["facts"] > 100
+
+
+def test_an_update_brings_no_deleted_fact_back(memory: InferScaleMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is deleted while the update works out the new text's embedding."""
+    fact = memory.add("I live in Lyon.", infer=False, **ALICE)["results"][0]["id"]
+    read = memory.vector_store.get
+
+    def read_then_delete(*args: Any, **kwargs: Any) -> Any:
+        row = read(*args, **kwargs)
+        monkeypatch.undo()
+        memory.delete(fact)
+        return row
+
+    monkeypatch.setattr(memory.vector_store, "get", read_then_delete)
+    with pytest.raises(ValueError, match="deleted meanwhile"):
+        memory.update(fact, "I live in Oslo.")
+    assert memory.get(fact) is None and memory.get_all(filters=ALICE)["results"] == []
+    assert [line["event"] for line in memory.history(fact)] == ["ADD", "DELETE"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,12 @@ from mem0.vector_stores.configs import VectorStoreConfig
 from pydantic import ValidationError
 from qdrant_client import QdrantClient
 
-from inferscale_mem import InferScaleConfig, InferScaleMemory
+from inferscale_mem import AsyncInferScaleMemory, InferScaleConfig, InferScaleMemory
 from inferscale_mem.adapters.mem0 import defaults
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM
 from inferscale_mem.adapters.mem0.llm import EngineLLM
-from inferscale_mem.errors import ConfigError, ModelError
+from inferscale_mem.errors import ConfigError, ModelError, StoreError
 from inferscale_mem.testing import FakeEngine
 
 ALICE = {"user_id": "alice"}
@@ -226,6 +227,71 @@ def test_a_failed_start_leaves_no_lock(engine: FakeEngine, monkeypatch: pytest.M
     with pytest.raises(Exception, match="api_key"):
         InferScaleMemory.from_config({"llm": {"provider": "openai"}}, engine=engine)
     with InferScaleMemory(engine=engine) as memory:
+        assert add_and_find(memory) == "I live in Lyon."
+
+
+@pytest.mark.parametrize(
+    "given, match",
+    [
+        (None, "must be a dict, not NoneType"),
+        (5, "must be a dict, not int"),
+        ("x", "must be a dict, not str"),
+        ({"bogus": 1}, "Unknown key bogus .* known are: .*vector_store"),
+        ({"vector_stoer": {}}, "Unknown key vector_stoer"),
+        ({"llm": {"model": "x"}}, "Unknown key llm.model .* llm.config"),
+        ({"vector_store": {"config": 5}}, "vector_store.config must be a dict, not int"),
+        ({"embedder": {"provider": "inferscale", "config": "x"}}, "embedder.config must be a dict"),
+    ],
+)
+def test_configurations_that_nobody_can_read(engine: FakeEngine, home: Path, given: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        InferScaleMemory.from_config(given, engine=engine)
+    assert not (home / "inferscale").exists()
+
+
+def test_keys_that_mem0_once_had_are_taken(engine: FakeEngine) -> None:
+    given = {"graph_store": {"provider": "neo4j"}, "custom_prompt": "x"}
+    with InferScaleMemory.from_config(given, engine=engine) as memory:
+        assert add_and_find(memory) == "I live in Lyon."
+
+
+@pytest.mark.parametrize("kind", [InferScaleMemory, AsyncInferScaleMemory])
+def test_objects_of_a_wrong_kind(engine: FakeEngine, kind: type) -> None:
+    with pytest.raises(ConfigError, match="from_config takes a dict"):
+        kind({"llm": {}}, engine=engine)
+    with pytest.raises(ConfigError, match="engine must be an engine of this package, not int"):
+        kind(engine=5)
+
+
+@pytest.mark.parametrize(
+    "given, error, match",
+    [
+        ({"inferscale": {"home": "FILE/home"}}, ConfigError, "FILE/home for the history .* cannot be made"),
+        ({"inferscale": {"home": "FILE"}}, ConfigError, "FILE for the history .* cannot be made"),
+        ({"vector_store": {"config": {"path": "FILE/q"}}}, ConfigError, "FILE for Qdrant .* cannot be made"),
+        ({"vector_store": {"config": {"path": "FILE"}}}, StoreError, "FILE cannot be used"),
+        ({"history_db_path": "FILE/history.db"}, ConfigError, "FILE for the history .* cannot be made"),
+        ({"history_db_path": "FOLDER"}, ConfigError, "is a folder; name a file"),
+        ({"history_db_path": "FILE"}, StoreError, "history in FILE cannot be opened .*not a database"),
+        ({"vector_store": {"config": {"url": "http://localhost:1"}}}, StoreError, "http://localhost:1 does not answer"),
+        ({"vector_store": {"config": {"host": "localhost", "port": 1}}}, StoreError, "localhost:1 does not answer"),
+    ],
+)
+def test_places_that_cannot_be_used(
+    engine: FakeEngine, tmp_path: Path, given: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    (tmp_path / "file").write_text("This is no database. " * 100, encoding="utf-8")
+
+    def place(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: place(inner) for key, inner in value.items()}
+        names = {"FILE": str(tmp_path / "file"), "FOLDER": str(tmp_path)}
+        return re.sub("FILE|FOLDER", lambda found: names[found[0]], value) if isinstance(value, str) else value
+
+    with pytest.raises(error, match=place(match)) as caught:
+        InferScaleMemory.from_config(place(given), engine=engine)
+    assert caught.value.__cause__ is not None or "FOLDER" in given.values()
+    with InferScaleMemory(engine=engine) as memory:  # nothing is left locked
         assert add_and_find(memory) == "I live in Lyon."
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from mem0.exceptions import ValidationError as Mem0ValidationError
 
 from inferscale_mem import InferScaleError, InferScaleMemory
+from inferscale_mem.adapters.langchain.options import read_scope
 from inferscale_mem.adapters.mem0 import inputs
 from inferscale_mem.adapters.mem0.errors import MessagesError, MissingOwnerError
 from inferscale_mem.errors import FactError, InputError, ScopeError
@@ -87,19 +89,36 @@ def test_owners_at_the_top_level_of_search_are_refused_as_mem0_does(memory: Infe
         memory.get_all(user_id="alice")
 
 
-@pytest.mark.parametrize("user", ["", " ", "*", "a b", "\ud83d"])
-def test_ids_that_name_nobody(memory: InferScaleMemory, user: str) -> None:
+@pytest.mark.parametrize("user", ["", " ", "*", "a b", "\ud83d", True, 1.5, ["a"], {"in": ["a", "b"]}])
+def test_ids_that_name_nobody(memory: InferScaleMemory, user: Any) -> None:
     with pytest.raises(InputError):
         memory.add("I live in Lyon.", user_id=user, infer=False)
     with pytest.raises(InputError):
         memory.search("x", filters={"user_id": user})
 
 
-@pytest.mark.parametrize("metadata", ["text", 7, [1], {1: "number"}])
+def test_numbers_and_uuids_are_ids_everywhere(memory: InferScaleMemory) -> None:
+    """Apps pass the key of a row of their database, to the memory and to the chat model."""
+    for user in (5, UUID(int=7)):
+        memory.add("I live in Lyon.", user_id=user, infer=False)
+        handle = memory.search("Lyon", filters={"user_id": user})["results"][0]["memory"]
+        assert memory.service.resolve([handle], Scope.of({"user_id": user})).facts.keys() == {handle}
+    assert Scope.of({"user_id": 5}) == Scope.of({"user_id": " 5 "}) == Scope(user_id="5")
+    assert read_scope({"user_id": 5}) == read_scope({"scope": {"user_id": 5}}) == Scope(user_id="5")
+
+
+BROKEN = [{"a": object()}, {"a": [object()]}, {"a": "\ud83d"}, {"\ud83d": 1}]
+
+
+@pytest.mark.parametrize("metadata", ["text", 7, [1], {1: "number"}, *BROKEN])
 def test_metadata_of_a_wrong_kind(memory: InferScaleMemory, metadata: Any) -> None:
     with pytest.raises(InputError, match="metadata"):
         memory.add("I live in Lyon.", metadata=metadata, infer=False, **ALICE)
     assert stored(memory) == []
+    fact = memory.add("I live in Lyon.", infer=False, **ALICE)["results"][0]["id"]
+    with pytest.raises(InputError, match="metadata"):
+        memory.update(fact, metadata=metadata)
+    assert memory.get(fact).get("metadata") is None
 
 
 @pytest.mark.parametrize("query", ["", "  ", SURROGATE, None, 7])
