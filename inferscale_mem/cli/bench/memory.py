@@ -136,7 +136,7 @@ def measure(pair: Pair, facts: int, repeat: int, repeat_add: int) -> list[Times]
             for name in ("mem0", "inferscale") if turn % 2 else ("inferscale", "mem0"):
                 memory = pair.mem0 if name == "mem0" else pair.ours
                 call = _search(memory, question(turn)) if operation == SEARCH else _add(pair, memory, operation, turn)
-                pair.ours.service.wait()
+                _until_idle(pair)
                 began = time.perf_counter()
                 call()
                 if turn:
@@ -193,6 +193,15 @@ def ratio(times: Sequence[Times], facts: int, operation: str) -> dict[str, Any]:
         "ratio": round(ours / theirs, 3),
         "goal": GOALS[operation],
     }
+
+
+def _until_idle(pair: Pair) -> None:
+    """Wait until nothing is being encoded."""
+    recorder = pair.ours.service.recorder
+    while left := recorder.pending:
+        recorder.wait(1.0)
+        if recorder.pending:
+            progress(f"records of earlier facts are being made: {left} to go")
 
 
 def _search(memory: Any, query: str) -> Callable[[], Any]:
