@@ -5,7 +5,9 @@ variable                  meaning                                               
 ========================  ==========================================================  ===============
 ``INFERSCALE_MODEL``      Hugging Face id or local path of the chat model             ``model``
 ``INFERSCALE_EMBEDDER``   Hugging Face id or local path of the embedding model        ``embedder``
-``INFERSCALE_ENGINE``     ``vllm`` or ``transformers``                                ``engine.kind``
+``INFERSCALE_ENGINE``     ``vllm``, ``transformers`` or ``server``                      ``engine.kind``
+``INFERSCALE_BASE_URL``   URL of an ``inferscale-mem serve``, e.g. http://host:8000/v1  ``engine.base_url``
+``INFERSCALE_API_KEY``    what that server was given as ``--api-key``                   ``engine.api_key``
 ``INFERSCALE_HOME``       folder for facts, the handle key and converted models       ``home``
 ``INFERSCALE_HANDLE_KEY`` at least 32 hex digits: signs handles instead of a key file ``handle_key``
 ========================  ==========================================================  ===============
@@ -33,7 +35,12 @@ class EngineConfig:
     """How the engine runs. Two equal ones share one engine in a process.
 
     Attributes:
-        kind: "vllm", or "transformers" for machines without vLLM.
+        kind: "vllm", "transformers" for machines without vLLM, or "server".
+        base_url: of a server that ``inferscale-mem serve`` started; makes ``kind`` "server". What follows from
+            ``multiprocess`` on is then the server's affair, ``connector`` excepted.
+        api_key: what the server was given as --api-key.
+        timeout: seconds to wait for the server to say something.
+        retries: how often a request that did not get through to the server is sent again.
         multiprocess: run vLLM's core in a process of its own (vLLM's default); False keeps it in this one.
         max_model_len: tokens of prompt and answer together; None takes what the model was trained for.
         dtype: of weights and KV; "auto" takes the checkpoint's.
@@ -48,7 +55,11 @@ class EngineConfig:
         extra: further arguments of vLLM's AsyncEngineArgs, as (name, value) pairs.
     """
 
-    kind: Literal["vllm", "transformers"] = "vllm"
+    kind: Literal["vllm", "transformers", "server"] = "vllm"
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    timeout: float = 300.0
+    retries: int = 3
     multiprocess: bool = True
     max_model_len: int | None = None
     dtype: str = "auto"
@@ -63,8 +74,9 @@ class EngineConfig:
     extra: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("vllm", "transformers"):
-            raise ConfigError(f"engine.kind={self.kind!r} is not known; use 'vllm' or 'transformers'.")
+        if self.kind not in ("vllm", "transformers", "server"):
+            raise ConfigError(f"engine.kind={self.kind!r} is not known; use 'vllm', 'transformers' or 'server'.")
+        self._check_server()
         for name in ("max_model_len", "kv_cache_bytes", "record_bytes", "block_size", "max_batched_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
@@ -77,6 +89,23 @@ class EngineConfig:
             not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in self.extra
         ):
             raise ConfigError(f"engine.extra={self.extra!r} must be a mapping, or a tuple of (name, value) pairs.")
+
+    def _check_server(self) -> None:
+        _check_kind("engine.base_url", self.base_url, str | None, "a URL")
+        _check_kind("engine.api_key", self.api_key, str | None, "text", show=False)
+        _check_kind("engine.timeout", self.timeout, int | float, "seconds")
+        _check_kind("engine.retries", self.retries, int, "a whole number")
+        if self.base_url is None:
+            if self.kind == "server":
+                raise ConfigError("engine.kind='server' needs engine.base_url, e.g. 'http://localhost:8000/v1'.")
+            return
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"engine.base_url={self.base_url!r} must start with http:// or https://.")
+        if self.timeout <= 0 or self.retries < 0:
+            raise ConfigError("engine.timeout must be more than 0, engine.retries 0 or more.")
+        if self.kind == "transformers":
+            raise ConfigError("engine.kind='transformers' runs in this process; leave out engine.base_url.")
+        object.__setattr__(self, "kind", "server")
 
 
 @dataclass(frozen=True)
@@ -152,8 +181,10 @@ class InferScaleConfig:
         engine = given.get("engine") or {}
         if isinstance(engine, Mapping):
             engine = dict(engine)
-            if kind := os.environ.get("INFERSCALE_ENGINE"):
-                engine.setdefault("kind", kind)
+            for name in ("kind", "base_url", "api_key"):
+                variable = "INFERSCALE_ENGINE" if name == "kind" else f"INFERSCALE_{name.upper()}"
+                if (value := os.environ.get(variable)) and engine.get(name) is None:
+                    engine[name] = value
             if isinstance(engine.get("extra"), Mapping):
                 engine["extra"] = tuple(sorted(engine["extra"].items()))
             given["engine"] = _build(EngineConfig, engine, "engine.")

@@ -2,7 +2,8 @@
 
     InferScaleError
     ├── ConfigError                 a setting is wrong or two settings contradict each other
-    │   └── MissingDependencyError  an extra is not installed; names the extra
+    │   ├── MissingDependencyError  an extra is not installed; names the extra
+    │   └── PortInUseError          another program listens there already
     ├── ModelError                  the model cannot be found, read or converted
     │   ├── ChatTemplateError       the model has no usable chat template
     │   └── UnsupportedModelError   the model's KV state cannot be stored and moved; lists every reason
@@ -48,6 +49,10 @@ class MissingDependencyError(ConfigError):
         super().__init__(f"{install}. {hint}" if hint else install)
         self.package = package
         self.extra = extra
+
+
+class PortInUseError(ConfigError):
+    """Another program listens on the port already."""
 
 
 class ModelError(InferScaleError):

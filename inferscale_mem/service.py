@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inferscale_mem.accounting import NOT_INJECTED as NOT_INJECTED
+from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
+from inferscale_mem.accounting import account, why_not
 from inferscale_mem.config import EncodingConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.errors import BudgetError, FactError, HandleError, ScopeError
@@ -24,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 FOREIGN = "belongs to another owner"
 MIXED = "the request's memories belong to more than one owner"
-TEXT_TAIL = "left to the text tail"
-NOT_INJECTED = "the engine did not inject it"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,26 @@ class Resolved:
     facts: dict[str, Fact]
     missed: tuple[Miss, ...] = ()
     scope: Scope | None = None
+
+
+def permit(facts: Mapping[str, Fact], scope: Scope | None, missed: Mapping[str, Miss]) -> Resolved:
+    """Those of the genuine handles' facts that a request may see.
+
+    Args:
+        facts: by handle, in the request's order.
+        scope: of the request; None takes the one that stands behind all facts, or refuses all if there is none.
+        missed: handles that are not genuine.
+    """
+    refused = dict(missed)
+    if scope is None and facts:
+        try:
+            scope = Scope.shared(fact.scope for fact in facts.values())
+        except ScopeError:
+            refused.update((handle, Miss(handle, MIXED)) for handle in facts)
+            return Resolved({}, tuple(refused.values()))
+    shown = {handle: fact for handle, fact in facts.items() if scope is not None and scope.covers(fact.scope)}
+    refused.update((handle, Miss(handle, FOREIGN)) for handle in facts if handle not in shown)
+    return Resolved(shown, tuple(refused.values()), scope)
 
 
 class MemoryService:
@@ -134,17 +155,9 @@ class MemoryService:
             fact = self._genuine(handle)
             if fact is None:
                 missed[handle] = Miss(handle, UNKNOWN)
-            elif scope is not None and not scope.covers(fact.scope):
-                missed[handle] = Miss(handle, FOREIGN)
             else:
                 facts[handle] = fact
-        if scope is None and facts:
-            try:
-                scope = Scope.shared(fact.scope for fact in facts.values())
-            except ScopeError:
-                missed.update((handle, Miss(handle, MIXED)) for handle in facts)
-                facts = {}
-        return Resolved(facts, tuple(missed.values()), scope)
+        return permit(facts, scope, missed)
 
     def _genuine(self, handle: str) -> Fact | None:
         try:
@@ -247,32 +260,12 @@ class MemoryService:
 
     def account(self, plan: PromptPlan, report: InjectReport) -> InjectReport:
         """The engine's report, with each handle of the request counted as injected or listed once as missed."""
-        missed = {miss.handle: miss for miss in plan.missed}
-        said = {miss.handle: miss.reason for miss in report.missed}
-        left = report.facts_injected  # The first ones: the engine claims a run of leading segments.
-        injected: set[str] = set()
-        for fact in plan.facts:
-            handle = fact.handle
-            if handle is None or handle in injected or handle in missed:
-                continue
-            if fact.record is not None and handle not in said and left > 0:
-                left -= 1
-                injected.add(handle)
-            else:
-                missed[handle] = Miss(handle, self._why_not(fact, handle, said))
-        return replace(
-            report,
-            facts_requested=len(injected) + len(missed),
-            facts_injected=len(injected),
-            missed=tuple(missed.values()),
-        )
+        return account(plan, report, self._why_not)
 
-    def _why_not(self, fact: Segment, handle: str, said: dict[str, str]) -> str:
+    def _why_not(self, fact: Segment, handle: str, said: Mapping[str, str]) -> str:
         if not self.engine.info.connector:
             return NO_CONNECTOR
-        if fact.record is None:
-            return TEXT_TAIL
-        reason = said.get(handle, NOT_INJECTED)
+        reason = why_not(fact, handle, said)
         failure = self.recorder.failure(handle) if reason == ABSENT else None
         return f"{reason}: {failure}" if failure else reason
 

@@ -6,6 +6,8 @@ Text of people and text of chat templates are kept apart: in the first, the spel
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import importlib
 import itertools
 import json
@@ -13,10 +15,14 @@ import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from inferscale_mem.errors import ChatTemplateError, InputError, MissingDependencyError, ModelError
 from inferscale_mem.types import Messages
+
+_TRIED = ("It's 12:30 on 2024-05-01, isn't it?", "  naïve\tcafé\n\n東京 🙂", "<|im_start|>user\n<s>[INST]Hi</s>")
+"""Texts on whose tokens tokenizers of one vocabulary may differ."""
 
 
 class HFChatTokenizer:
@@ -30,8 +36,15 @@ class HFChatTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self._template_kwargs: dict[str, Any] = {}
         self._control = _control_tokens(tokenizer)
         self._literal = _without_control_tokens(tokenizer, self._control)
+
+    def with_template_kwargs(self, kwargs: Mapping[str, Any]) -> HFChatTokenizer:
+        """The same tokenizer, whose chat template is given these variables."""
+        other = copy.copy(self)
+        other._template_kwargs = dict(kwargs)
+        return other
 
     @property
     def hf(self) -> Any:
@@ -48,6 +61,14 @@ class HFChatTokenizer:
         """The token that ends a text, if the tokenizer names one."""
         token: int | None = self._tokenizer.eos_token_id
         return token
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for tokenizers that give the same tokens and render the same prompts."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        tried = [self.encode(text, literal=literal) for text in _TRIED for literal in (True, False)]
+        said = json.dumps([sorted(self._tokenizer.get_vocab().items()), template, tried])
+        return hashlib.sha256(said.encode("ascii")).hexdigest()[:32]
 
     def encode(self, text: str, *, literal: bool) -> list[int]:
         """Token ids of ``text``, nothing added. ``literal``: spellings of special tokens are ordinary characters.
@@ -87,6 +108,7 @@ class HFChatTokenizer:
                 tools=[dict(tool) for tool in tools] if tools else None,
                 tokenize=False,
                 add_generation_prompt=True,
+                **self._template_kwargs,
             )
         except Exception as error:  # a template is a program of its own: it may raise anything
             raise ChatTemplateError(

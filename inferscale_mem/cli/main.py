@@ -17,6 +17,7 @@ from inferscale_mem.errors import ConfigError, InferScaleError, InputError
 COMMANDS = {
     "doctor": ("inferscale_mem.cli.doctor", "check that this machine has what is needed"),
     "chat": ("inferscale_mem.cli.chat", "talk to a model that remembers you"),
+    "serve": ("inferscale_mem.cli.serve", "serve a model with memory, for any OpenAI client"),
     "bench": ("inferscale_mem.cli.bench", "measure what injected memory gains on this machine"),
 }
 """Subcommand -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it does. Modules are
@@ -58,7 +59,11 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     described = (module.__doc__ or "").replace("``", "")  # reStructuredText is for readers of the source
     parser = argparse.ArgumentParser(prog=f"inferscale-mem {command}", description=described)
     module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(arguments))
+    passed_on: list[str] = []
+    if hasattr(module, "split"):  # the rest is for the program it starts
+        arguments, passed_on = module.split(arguments)
+    args = parser.parse_args(arguments, argparse.Namespace(passed_on=passed_on))
+    code: int = module.run(args)
     return code
 
 

@@ -40,13 +40,17 @@ def _start(model: str, config: EngineConfig, key: bytes | None) -> Engine:
             from inferscale_mem.engines.transformers_embedded import TransformersEngine
 
             return TransformersEngine(model, config, key)
+        if config.kind == "server":
+            from inferscale_mem.engines.vllm_server import VllmServerEngine
+
+            return VllmServerEngine(model, config, key)
         from inferscale_mem.engines.vllm_local import VllmEngine
 
         return VllmEngine(model, config, key)
     except ModuleNotFoundError as error:
-        if error.name not in ("vllm", "torch", "transformers"):
+        if error.name not in ("vllm", "torch", "transformers", "httpx"):
             raise
-        raise MissingDependencyError(error.name, "vllm" if config.kind == "vllm" else "cpu") from error
+        raise MissingDependencyError(error.name, {"transformers": "cpu"}.get(config.kind, config.kind)) from error
 
 
 class _Shared:

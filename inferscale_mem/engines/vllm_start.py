@@ -21,6 +21,8 @@ from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
 
 CPU_KV_CACHE_BYTES = 1 << 30
+GUIDED = {"backend": "guidance", "disable_any_whitespace": True}
+"""Without room for whitespace a weak model cannot fill its answer with it."""
 
 
 def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Backend, VllmConfig]:
@@ -31,7 +33,7 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
         UnsupportedModelError: its configuration already shows that its KV cannot be stored and moved.
         EngineError: vLLM does not start.
     """
-    with _key_file(key) as key_file, _children_without_main(), _without_llvmlite():
+    with temporary_key_file(key) as key_file, _children_without_main(), _without_llvmlite():
         # On a CPU the worker stays in the core's process: between two processes vLLM waits by spinning, and on few
         # cores that takes the worker's own cores from it.
         with vllm_multiprocessing(config.multiprocess and not current_platform.is_cpu()):
@@ -64,25 +66,25 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
         "max_num_batched_tokens": config.max_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if on_cpu else None),
         "max_logprobs": -1,
-        # Without room for whitespace a weak model cannot fill its answer with it.
-        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "structured_outputs_config": GUIDED,
         "disable_log_stats": True,
     }
     if config.connector:
-        given["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="InferScaleConnector",
-            kv_connector_module_path="inferscale_mem.kv.connector",
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={
-                "record_bytes": config.record_bytes,
-                "handle_key_file": key_file,
-                "unsigned_orders": key_file is None,
-                "on_unsupported": "report",
-            },
-        )
+        given["kv_transfer_config"] = KVTransferConfig(**connector_config(config.record_bytes, key_file))
     given.update(config.extra)
     return AsyncEngineArgs(**{name: value for name, value in given.items() if value is not None})
+
+
+def connector_config(record_bytes: int, key_file: str | None, **more: Any) -> dict[str, Any]:
+    """vLLM's ``kv_transfer_config`` with our connector; ``more`` are further settings of the connector."""
+    settings = {"record_bytes": record_bytes, "handle_key_file": key_file, "unsigned_orders": key_file is None}
+    return {
+        "kv_connector": "InferScaleConnector",
+        "kv_connector_module_path": "inferscale_mem.kv.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {**settings, "on_unsupported": "report", **more},
+    }
 
 
 def _vllm_config(model: str, args: AsyncEngineArgs) -> VllmConfig:
@@ -96,7 +98,7 @@ def _vllm_config(model: str, args: AsyncEngineArgs) -> VllmConfig:
 
 
 @contextlib.contextmanager
-def _key_file(key: bytes | None) -> Iterator[str | None]:
+def temporary_key_file(key: bytes | None) -> Iterator[str | None]:
     """The key, where only this user's processes can read it, for as long as the engine starts.
 
     Not as a setting: vLLM prints those. Not in the environment: every later child process would inherit it.

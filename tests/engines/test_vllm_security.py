@@ -44,9 +44,8 @@ class Stranger:
 
     async def _send(self, params: Any, tokens: list[int]) -> Any:
         answer = None
-        sampling = self._engine._sampling_params(Sampling(max_tokens=1, temperature=0.0), params, 1)
-        async for output in self._engine._backend.generate(tokens, sampling):
-            answer = wire.read_answer(output.kv_transfer_params) or answer
+        async for output in self._engine._run(tokens, Sampling(max_tokens=1, temperature=0.0), params, 1):
+            answer = output.answer or answer
         return answer
 
 
@@ -127,14 +126,14 @@ def test_no_parameters_stop_the_engine(engine: Any, key: bytes | None) -> None:
 
 
 def test_a_connector_without_a_key_is_refused(tmp_path: Any) -> None:
-    from inferscale_mem.kv.connector import _key
+    from inferscale_mem.kv.connector import read_key
 
     with pytest.raises(ConfigError, match="handle_key_file"):
-        _key({})
+        read_key({})
     with pytest.raises(ConfigError, match="handle_key_file"):
-        _key({"unsigned_orders": "yes"})
+        read_key({"unsigned_orders": "yes"})
     short = tmp_path / "short.key"
     short.write_text("0011")
     with pytest.raises(ConfigError, match="128 bits"):
-        _key({"handle_key_file": str(short)})
-    assert _key({"unsigned_orders": True}) is None
+        read_key({"handle_key_file": str(short)})
+    assert read_key({"unsigned_orders": True}) is None

@@ -60,7 +60,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            key = _key(extra)
+            key = read_key(extra)
             directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(key))
             self._scheduler = SchedulerSide(directory, vllm_config.parallel_config.world_size, reasons, key)
 
@@ -132,7 +132,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return step
 
 
-def _key(extra: Mapping[str, Any]) -> bytes | None:
+def read_key(extra: Mapping[str, Any]) -> bytes | None:
     """The handle key that the settings name.
 
     Raises:

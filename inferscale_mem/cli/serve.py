@@ -1,0 +1,105 @@
+"""``inferscale-mem serve [MODEL] [options of vLLM's server]``: vLLM's own OpenAI-compatible server, with memory.
+
+Without MODEL it serves the packaged small one. It listens on 127.0.0.1, port 8000, unless --host and --port say
+otherwise. Every other option goes to vLLM as it is; ``vllm serve --help`` lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import socket
+from collections.abc import Sequence
+
+from inferscale_mem.config import MEGABYTE, EngineConfig, InferScaleConfig
+from inferscale_mem.errors import ConfigError, MissingDependencyError, PortInUseError
+from inferscale_mem.models import resolve_model
+
+HOST, PORT = "127.0.0.1", 8000
+_WITH_VALUE = ("--record-megabytes",)
+_ALONE = ("--no-self-test", "-h", "--help")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command; vLLM's own are not among them."""
+    default = EngineConfig().record_bytes // MEGABYTE
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="Hugging Face id or folder (default: the packaged one)"
+    )
+    parser.add_argument(
+        "--record-megabytes", type=int, default=default, help=f"budget for records, per GPU (default: {default})"
+    )
+    parser.add_argument("--no-self-test", action="store_true", help="do not check at start that injection is exact")
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and those that are vLLM's."""
+    count = 1 if arguments and not arguments[0].startswith("-") else 0
+    own, others = list(arguments[:count]), []
+    rest = iter(arguments[count:])
+    for argument in rest:
+        if argument in _WITH_VALUE:
+            own += [argument, *([value] if (value := next(rest, None)) is not None else [])]
+        elif argument in _ALONE or argument.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
+            own.append(argument)
+        else:
+            others.append(argument)
+    return own, others
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until somebody stops it."""
+    options: list[str] = args.passed_on
+    if any(option.split("=")[0] == "--model" for option in options):
+        raise ConfigError("Give the model first, without --model: inferscale-mem serve MODEL …")
+    check_port(options)
+    config = InferScaleConfig.from_env({"model": args.model} if args.model else {})
+    model = resolve_model(config)
+    try:
+        vllm_serve = importlib.import_module("inferscale_mem.engines.vllm_serve")
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise MissingDependencyError("vllm", "vllm", hint="Without a GPU: the extra [cpu], see the README.") from error
+    code: int = vllm_serve.serve(
+        model, options, config, record_bytes=args.record_megabytes * MEGABYTE, self_test=not args.no_self_test
+    )
+    return code
+
+
+def check_port(options: Sequence[str]) -> None:
+    """Whether the server can listen where it is told to, before a model is loaded for minutes.
+
+    Raises:
+        ConfigError: the port is no number.
+        PortInUseError: another program listens there.
+    """
+    if option(options, "--uds") is not None:
+        return
+    host, port = option(options, "--host") or HOST, option(options, "--port") or str(PORT)
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--port {port}: give a number from 1 to 65535.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, int(port)))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"Cannot listen on {host}, port {port}: {error}.") from error
+            raise PortInUseError(
+                f"Another program listens on {host}, port {port}. Stop it, or choose another port with --port."
+            ) from error
+
+
+def option(options: Sequence[str], name: str) -> str | None:
+    """The value of an option, the last one if it is given twice; None if it is not given."""
+    found = None
+    for i, given in enumerate(options):
+        if given == name and i + 1 < len(options):
+            found = options[i + 1]
+        elif given.startswith(f"{name}="):
+            found = given.partition("=")[2]
+    return found

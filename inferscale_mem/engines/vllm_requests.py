@@ -1,0 +1,119 @@
+"""Our requests in vLLM's words: sampling parameters, outputs, and what an engine is."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm import RequestOutput, SamplingParams
+from vllm import __version__ as vllm_version
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from inferscale_mem import wire
+from inferscale_mem.engines.over_requests import Output
+from inferscale_mem.errors import InputError
+from inferscale_mem.types import Chunk, EngineInfo, Sampling
+
+SAMPLING_NAMES = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Settings that vLLM knows by the same name."""
+
+
+def sampling_params(
+    sampling: Sampling, kv_transfer_params: Mapping[str, Any], room: int, defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """vLLM's parameters.
+
+    Args:
+        sampling: ours.
+        kv_transfer_params: go with the request.
+        room: the longest answer possible.
+        defaults: of the model's generation config.
+
+    Raises:
+        InputError: vLLM cannot sample like that.
+    """
+    given = {name: value for name in SAMPLING_NAMES if (value := getattr(sampling, name)) is not None}
+    schema = sampling.json_schema
+    try:
+        return SamplingParams(
+            **{"max_tokens": room, **defaults, **given},
+            n=sampling.n,
+            stop=list(sampling.stop) or None,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+            logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            structured_outputs=StructuredOutputsParams(json=dict(schema)) if schema is not None else None,
+            extra_args={"kv_transfer_params": dict(kv_transfer_params)} if kv_transfer_params else None,
+            output_kind=RequestOutputKind.DELTA,
+        )
+    except VLLMValidationError as error:
+        raise InputError(f"vLLM cannot do this request: {error}") from error
+
+
+async def read_outputs(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[Output, None]:
+    """vLLM's outputs as ours. Closing it aborts the request.
+
+    Raises:
+        InputError: vLLM cannot do this request.
+    """
+    try:
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield Output(tuple(map(_chunk, output.outputs)), wire.read_answer(output.kv_transfer_params))
+    except VLLMValidationError as error:
+        raise InputError(f"vLLM cannot do this request: {error}") from error
+
+
+def _chunk(piece: Any) -> Chunk:
+    logprobs = None
+    if piece.logprobs is not None:
+        logprobs = tuple({token: entry.logprob for token, entry in position.items()} for position in piece.logprobs)
+    return Chunk(piece.index, piece.text, tuple(piece.token_ids), logprobs, piece.finish_reason)
+
+
+def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] | None) -> EngineInfo:
+    """What a running vLLM is.
+
+    Args:
+        model: its name or folder.
+        vllm_config: how it was started.
+        status: the connector's; None if there is none.
+    """
+    model_config = vllm_config.model_config
+    dtype = str(model_config.dtype).removeprefix("torch.")
+    identity = {
+        "engine": "vllm",
+        "dtype": dtype,
+        "config": model_config.hf_config.to_dict(),
+        "weights": _weights_identity(model),
+        "max_model_len": model_config.max_model_len,
+    }
+    return EngineInfo(
+        model=model,
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16],
+        max_model_len=model_config.max_model_len,
+        block_size=vllm_config.cache_config.block_size,
+        dtype=dtype,
+        bytes_per_token=status["bytes_per_token"] if status else 0,
+        record_bytes=status["capacity"] if status else 0,
+        connector=status is not None,
+        verifies_handles=bool(status and status["verifies_handles"]),
+        version=f"vllm {vllm_version}",
+        device=current_platform.get_device_name() or current_platform.device_type,
+    )
+
+
+def _weights_identity(model: str) -> list[Any]:
+    folder = Path(model)
+    return [model] if not folder.is_dir() else sorted([f.name, f.stat().st_size] for f in folder.glob("*.safetensors"))

@@ -1,0 +1,194 @@
+"""What travels between a server with our middleware and the engine that talks to it. JSON only; no HTTP here.
+
+=================  ====================================================================================================
+route              what it does
+=================  ====================================================================================================
+``GET info``       what is served, and a proof that the server holds the handle key
+``POST requests``  token ids, sampling and a signed order in; a line of JSON for each output out
+``POST facts``     announces facts, signed: which handles stand for what
+=================  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferscale_mem import errors
+from inferscale_mem.errors import EngineError, InferScaleError, InputError
+from inferscale_mem.types import Chunk, EngineInfo, Fact, Sampling, Scope
+
+VERSION = 1
+PREFIX = "/inferscale/v1"
+SIGNATURE = "x-inferscale-signature"
+"""Header with the signature of a body."""
+
+MIN_NONCE = 16
+
+
+def base_of(url: str) -> str:
+    """The server's address behind the ``base_url`` of an OpenAI client, which ends in ``/v1``."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+# Who is served.
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server says about itself.
+
+    Attributes:
+        engine: what it runs.
+        vocab_size: of the model.
+        tokenizer: digest of tokenizer and chat template.
+        proof: see ``prove``; "" if the caller sent no nonce.
+    """
+
+    engine: EngineInfo
+    vocab_size: int
+    tokenizer: str
+    proof: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return {"v": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, given: Any) -> ServerInfo:
+        """Read it.
+
+        Raises:
+            EngineError: something else answered, or another version.
+        """
+        try:
+            if given["v"] != VERSION:
+                raise EngineError(
+                    f"The server speaks version {given['v']} of the memory protocol, this package {VERSION}; "
+                    "install the same release of inferscale-mem on both sides."
+                )
+            engine = EngineInfo(**given["engine"])
+            return cls(engine, int(given["vocab_size"]), str(given["tokenizer"]), str(given["proof"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"The server's description of itself cannot be read: {error}") from error
+
+
+def prove(key: bytes, nonce: str) -> str:
+    """What only a holder of the key can answer to a nonce, and what tells nothing about the key."""
+    return hmac.digest(key, b"inferscale info\0" + nonce.encode("utf-8", "replace"), "sha256").hex()
+
+
+# Requests and their outputs.
+
+
+def request_to_json(tokens: Sequence[int], sampling: Sampling, params: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """A request as it travels; what sampling leaves to defaults is left out."""
+    given = {f.name: value for f in dataclasses.fields(sampling) if (value := getattr(sampling, f.name)) != f.default}
+    return {"tokens": list(tokens), "sampling": given, "params": dict(params), "room": room}
+
+
+def request_from_json(given: Any) -> tuple[list[int], Sampling, dict[str, Any], int]:
+    """Read it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        tokens, sampling, params, room = (given[name] for name in ("tokens", "sampling", "params", "room"))
+        if not tokens or not all(type(token) is int and 0 <= token < 1 << 31 for token in tokens):
+            raise InputError("tokens must be a list of token ids that is not empty")
+        if type(room) is not int or not isinstance(params, dict):
+            raise InputError("room must be a number and params an object")
+        return tokens, Sampling(**{**sampling, "stop": tuple(sampling.get("stop", ()))}), params, room
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"The request cannot be read: {error}") from error
+
+
+def chunk_to_json(chunk: Chunk) -> dict[str, Any]:
+    """A chunk as it travels, without its report."""
+    logprobs = None if chunk.logprobs is None else [list(position.items()) for position in chunk.logprobs]
+    return {"i": chunk.index, "t": chunk.text, "k": chunk.token_ids, "l": logprobs, "f": chunk.finish_reason}
+
+
+def chunk_from_json(given: Mapping[str, Any]) -> Chunk:
+    """Read it."""
+    logprobs = given["l"]
+    positions = None if logprobs is None else tuple({int(k): float(v) for k, v in position} for position in logprobs)
+    return Chunk(given["i"], given["t"], tuple(given["k"]), positions, given["f"])
+
+
+# Announcing facts.
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Facts, and what their handles are in one store.
+
+    Attributes:
+        store: the store's name.
+        fingerprint: of the records, as it stands in their ids.
+        text_tail: how many facts of a prompt are left to prefill.
+        facts: handle -> fact.
+    """
+
+    store: str
+    fingerprint: str
+    text_tail: int
+    facts: Mapping[str, Fact]
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        facts = [[handle, f.id, f.text, f.scope.owners, f.revision] for handle, f in self.facts.items()]
+        whole = {"store": self.store, "fingerprint": self.fingerprint, "text_tail": self.text_tail, "facts": facts}
+        return json.dumps(whole).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> Announcement:
+        """Read it.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        try:
+            given = json.loads(body)
+            facts = {
+                str(handle): Fact(str(name), str(text), Scope.of(owners), str(revision))
+                for handle, name, text, owners, revision in given["facts"]
+            }
+            return cls(str(given["store"]), str(given["fingerprint"]), int(given["text_tail"]), facts)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"The announcement cannot be read: {error}") from error
+
+
+def sign_body(body: bytes, key: bytes) -> str:
+    """The signature that goes with a body."""
+    return hmac.digest(key, b"inferscale body\0" + body, "sha256").hex()
+
+
+def is_signed_body(body: bytes, signature: str, key: bytes) -> bool:
+    """Whether the body was signed with this key; takes constant time."""
+    return signature.isascii() and hmac.compare_digest(signature, sign_body(body, key))
+
+
+# Errors.
+
+
+def error_to_json(error: InferScaleError) -> dict[str, Any]:
+    """An error as it travels."""
+    return {"error": {"kind": type(error).__name__, "message": str(error)}}
+
+
+def error_from_json(given: Any) -> InferScaleError | None:
+    """The same error on the other side; None if this is none of ours."""
+    try:
+        kind, message = getattr(errors, given["error"]["kind"]), given["error"]["message"]
+    except (KeyError, TypeError, AttributeError):
+        return None
+    if not (isinstance(kind, type) and issubclass(kind, InferScaleError)):
+        return None
+    simple = kind.__init__ is InferScaleError.__init__
+    return kind(message) if simple else EngineError(str(message))
