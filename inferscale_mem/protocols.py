@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from inferscale_mem.remote import Announcement
 from inferscale_mem.types import (
     Chunk,
     EncodePlan,
@@ -93,6 +94,14 @@ class Engine(Protocol):
 
     async def adrop(self, handles: Sequence[str]) -> None:
         """As drop."""
+        ...
+
+    def announce(self, announcement: Announcement) -> list[str]:
+        """Tell what handles stand for, where others than this process make prompts; no effect elsewhere.
+
+        Returns:
+            The handles of those facts that there is no record of.
+        """
         ...
 
     def status(self) -> EngineStatus:

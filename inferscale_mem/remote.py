@@ -190,5 +190,5 @@ def error_from_json(given: Any) -> InferScaleError | None:
         return None
     if not (isinstance(kind, type) and issubclass(kind, InferScaleError)):
         return None
-    simple = kind.__init__ is InferScaleError.__init__
+    simple = not any("__init__" in vars(base) for base in kind.__mro__ if issubclass(base, InferScaleError))
     return kind(message) if simple else EngineError(str(message))

@@ -14,12 +14,13 @@ from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
 from inferscale_mem.accounting import account, why_not
 from inferscale_mem.config import EncodingConfig
 from inferscale_mem.encoding import parse_policy
-from inferscale_mem.errors import BudgetError, FactError, HandleError, ScopeError
+from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, ScopeError
 from inferscale_mem.handles import HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex
 from inferscale_mem.recording.recorder import Recorder
+from inferscale_mem.remote import Announcement
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 from inferscale_mem.wire import NO_CONNECTOR as NO_CONNECTOR
 
@@ -86,7 +87,8 @@ class MemoryService:
         self.config = config
         policy = parse_policy(config.policy)
         made_by = f"{engine.info.fingerprint} {policy.name}".encode()
-        self.planner = PromptPlanner(engine.tokenizer, hashlib.sha256(made_by).hexdigest()[:16])
+        self.fingerprint = hashlib.sha256(made_by).hexdigest()[:16]
+        self.planner = PromptPlanner(engine.tokenizer, self.fingerprint)
         self.recorder = Recorder(engine, index, signer, self.planner, policy)
         self._warned_forged = False
 
@@ -126,7 +128,27 @@ class MemoryService:
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Have stored facts encoded in the background; returns at once."""
-        self.recorder.add(facts)
+        new = list(facts)
+        self.announce(new)
+        self.recorder.add(new)
+
+    def announce(self, facts: Iterable[Fact]) -> None:
+        """Have a server know what these handles stand for; what it has lost the records of is encoded again."""
+        since = self.recorder.moment
+        known = {self.handle(fact): fact for fact in facts}
+        try:
+            missing = self.engine.announce(
+                Announcement(self.index.store, self.fingerprint, self.config.text_tail, known)
+            )
+        except EngineError as error:
+            logger.warning(
+                "The server does not know %d facts, so it takes their handles for text: %s", len(known), error
+            )
+            return
+        if missing:
+            plan = PromptPlan(tuple(self.planner.fact_segment(known[handle].text, handle) for handle in missing))
+            report = InjectReport(len(missing), 0, 0, 0, tuple(Miss(handle, ABSENT) for handle in missing))
+            self.recorder.observe(report, plan, since)
 
     def remove(self, gone: Iterable[Fact | str]) -> None:
         """Forget the records of facts (or handles) that the index no longer has, and all that has seen them."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 from inferscale_mem.protocols import ChatTokenizer, Engine
+from inferscale_mem.remote import Announcement
 from inferscale_mem.types import (
     Chunk,
     EncodePlan,
@@ -126,6 +127,9 @@ class GatedEngine:
 
     async def adrop(self, handles: Sequence[str]) -> None:
         await asyncio.to_thread(self.drop, handles)
+
+    def announce(self, announcement: Announcement) -> list[str]:
+        return self.inner.announce(announcement)
 
     def status(self) -> EngineStatus:
         return self.inner.status()

@@ -11,6 +11,7 @@ from inferscale_mem.config import EngineConfig, InferScaleConfig
 from inferscale_mem.errors import EngineClosedError, MissingDependencyError
 from inferscale_mem.models import resolve_model
 from inferscale_mem.protocols import ChatTokenizer, Engine
+from inferscale_mem.remote import Announcement
 from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
 
 
@@ -119,6 +120,10 @@ class SharedEngine:
     async def adrop(self, handles: Sequence[str]) -> None:
         """See protocols.Engine."""
         await self._held.adrop(handles)
+
+    def announce(self, announcement: Announcement) -> list[str]:
+        """See protocols.Engine."""
+        return self._held.announce(announcement)
 
     def status(self) -> EngineStatus:
         """See protocols.Engine."""

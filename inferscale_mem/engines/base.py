@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from inferscale_mem.errors import EngineClosedError
 from inferscale_mem.protocols import ChatTokenizer
+from inferscale_mem.remote import Announcement
 from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,10 @@ class EngineBase(abc.ABC):
     async def adrop(self, handles: Sequence[str]) -> None:
         """See protocols.Engine."""
         await asyncio.wrap_future(self._submit(self._drop(handles)))
+
+    def announce(self, announcement: Announcement) -> list[str]:
+        """See protocols.Engine; an engine of this process need not be told."""
+        return []
 
     def status(self) -> EngineStatus:
         """See protocols.Engine."""

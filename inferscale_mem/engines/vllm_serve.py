@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from vllm.entrypoints.launchers.api_server.entry import main
+from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 
 from inferscale_mem.config import InferScaleConfig
@@ -31,11 +31,11 @@ def serve(
     """
     with _key_file(config) as key_file:
         transfer = connector_config(record_bytes, key_file, self_test=self_test)
-        arguments = ["--model", model, *server_options(transfer), *options]
+        arguments = ["--model", model, *server_options(transfer, options), *options]
         before = sys.argv
         sys.argv = ["inferscale-mem serve", *arguments]
         try:
-            main()
+            entry.main()  # type: ignore[no-untyped-call]
         except SystemExit as stop:
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         finally:
@@ -43,19 +43,20 @@ def serve(
     return 0
 
 
-def server_options(transfer: dict[str, object]) -> list[str]:
-    """What ``serve`` adds to vLLM's command line."""
-    options = [
-        *("--host", "127.0.0.1"),
-        *("--kv-transfer-config", json.dumps(transfer)),
-        *("--middleware", MIDDLEWARE),
-        *("--max-logprobs", "-1"),
-        *("--structured-outputs-config", json.dumps(GUIDED)),
-        "--enable-prompt-tokens-details",
-    ]
+def server_options(transfer: dict[str, object], given: Sequence[str]) -> list[str]:
+    """What ``serve`` adds to vLLM's command line, where ``given`` does not say otherwise."""
+    options = {
+        "--host": ["127.0.0.1"],
+        "--kv-transfer-config": [json.dumps(transfer)],
+        "--max-logprobs": ["-1"],
+        "--structured-outputs-config": [json.dumps(GUIDED)],
+        "--enable-prompt-tokens-details": [],
+    }
     if current_platform.is_cpu():
-        options += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
-    return options
+        options |= {"--enforce-eager": [], "--kv-cache-memory-bytes": [str(CPU_KV_CACHE_BYTES)]}
+    said = {option.partition("=")[0] for option in given}
+    added = [word for name, values in options.items() if name not in said for word in (name, *values)]
+    return ["--middleware", MIDDLEWARE, *added]
 
 
 @contextlib.contextmanager

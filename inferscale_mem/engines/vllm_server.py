@@ -103,7 +103,11 @@ class VllmServerEngine(RequestEngine):
         if not complete:
             raise EngineError(f"The server at {self._base} broke off in the middle of an answer; ask again.")
 
-    async def announce(self, announcement: remote.Announcement) -> list[str]:
+    def announce(self, announcement: remote.Announcement) -> list[str]:
+        """See protocols.Engine."""
+        return self._submit(self._announce(announcement)).result() if self._info.connector else []
+
+    async def _announce(self, announcement: remote.Announcement) -> list[str]:
         body = announcement.to_bytes()
         signature = remote.sign_body(body, self._key or b"")
         async with self._sent("POST", f"{remote.PREFIX}/facts", body, {remote.SIGNATURE: signature}) as response:
@@ -151,9 +155,12 @@ class VllmServerEngine(RequestEngine):
     async def _refuse(self, response: httpx.Response) -> None:
         """Raise what a bad answer means."""
         body = await response.aread()
-        with contextlib.suppress(ValueError):
-            if error := remote.error_from_json(json.loads(body)):
-                raise error
+        try:
+            error = remote.error_from_json(json.loads(body))
+        except ValueError:
+            error = None
+        if error is not None:
+            raise error
         if response.status_code == 401:
             raise ConfigError(f"The server at {self._base} wants another API key; give engine.api_key.")
         if response.status_code in (404, 405):

@@ -14,7 +14,7 @@ from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.config import InferScaleConfig
-from inferscale_mem.errors import EngineError, HandleError, InputError, ScopeError, StoreError
+from inferscale_mem.errors import EngineError, HandleError, InferScaleError, InputError, ScopeError, StoreError
 from inferscale_mem.handles import HandleSigner, find, split
 from inferscale_mem.protocols import Engine
 from inferscale_mem.service import MemoryService
@@ -130,7 +130,7 @@ class Core:
 
     def changed(self, new: Sequence[Fact], gone: Sequence[Fact]) -> None:
         """Facts were written to the store. Without an engine there are no records yet, and none to be dropped."""
-        service = self._service
+        service = self._record_keeper()
         if service is None:
             return
         if gone:
@@ -141,6 +141,19 @@ class Core:
                 logger.warning("The engine could not drop the records of %d facts: %s", len(gone), error)
         if new:
             service.add(new)
+
+    def _record_keeper(self) -> MemoryService | None:
+        """The service, if records may be somewhere: with an engine of this process not before it is open.
+
+        On a server there may be some from an earlier process, and handles are worth nothing before it knows them.
+        """
+        if self.settings.engine.kind != "server":
+            return self._service
+        try:
+            return self.service
+        except InferScaleError as error:
+            logger.warning("The server is not told what has changed: %s", error)
+            return None
 
     def sweep(self) -> None:
         """Drop the records of facts that have expired."""
@@ -201,11 +214,15 @@ class Core:
         """
         check_format(memory_format)
         hits = within(scope, results["results"])
+        handed_out = []
         for hit in hits if memory_format == "handle" else []:
             fact = fact_of_hit(hit)
             if fact is not None:
                 self.index.learn(fact)
                 hit["memory"] = self.signer.mint(fact)
+                handed_out.append(fact)
+        if handed_out and (service := self._record_keeper()) is not None:
+            service.announce(handed_out)
         return {**results, "results": hits}
 
     def resolve(self, what: Any, scope: Scope | None = None) -> Any:
