@@ -140,6 +140,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
     ("library", "where"),
     [
         ("vllm", r"kv\.connector(\..*)?|engines\.vllm_\w+"),
+        ("httpx", r"engines\.vllm_server"),
         ("triton", r"kernels\.\w+\.fused"),
         ("numba", r"kernels\.\w+\.cpu"),
         ("mem0", r"adapters\.mem0(\..*)?|cli\.bench\.memories"),

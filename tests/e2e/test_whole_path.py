@@ -106,9 +106,7 @@ def test_m1_encoding_adds_nothing_to_a_slow_extraction(
 
 
 @pytest.mark.parametrize("infer", [True, False])
-def test_m2_the_readme_loop(
-    vllm_engine: Engine, warm_home: Path, monkeypatch: pytest.MonkeyPatch, infer: bool
-) -> None:
+def test_m2_the_readme_loop(vllm_engine: Engine, warm_home: Path, monkeypatch: pytest.MonkeyPatch, infer: bool) -> None:
     """Five turns of search, prompt, answer, and adding the whole conversation, system prompt included."""
     config = {"home": str(warm_home), "handle_key": KEY.hex(), "encoding": {"policy": "dialog_window(3)"}}
     asked: list[str] = []

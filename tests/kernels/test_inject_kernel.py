@@ -68,9 +68,7 @@ SEGMENTS = {
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("half, is_neox_style", [(16, True), (16, False), (5, True), (5, False), (0, True)])
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
-def test_as_the_reference(
-    segments: tuple[tuple[int, int], ...], half: int, is_neox_style: bool, threads: int
-) -> None:
+def test_as_the_reference(segments: tuple[tuple[int, int], ...], half: int, is_neox_style: bool, threads: int) -> None:
     generator = torch.Generator().manual_seed(half)
     layers, num_rows, num_blocks = 3, 200, 9
     keys, values = torch.randn(2, layers, num_rows, HEADS, SIZE, generator=generator).bfloat16()

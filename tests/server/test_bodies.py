@@ -40,7 +40,7 @@ def test_the_scope_a_request_names(asked: Any, scope: str | None) -> None:
 def test_a_scope_that_names_nobody_is_refused() -> None:
     with pytest.raises(InputError):
         bodies.asked_scope({"scope": "alice"})
-    for wrong in ({"user": "alice"}, {"user_id": "*"}, {"user_id": 3}):
+    for wrong in ({"user": "alice"}, {"user_id": "*"}, {"user_id": [3]}):
         with pytest.raises(ScopeError):
             bodies.asked_scope({"scope": wrong})
 

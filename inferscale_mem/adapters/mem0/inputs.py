@@ -126,9 +126,7 @@ def check_metadata(metadata: object) -> None:
         try:
             text = json.dumps(to_jsonable_python(value), ensure_ascii=False)  # as the store will write it
         except (PydanticSerializationError, ValueError, TypeError) as error:
-            raise InputError(
-                f"metadata[{key!r}] cannot be stored ({error}); use text, numbers and lists."
-            ) from error
+            raise InputError(f"metadata[{key!r}] cannot be stored ({error}); use text, numbers and lists.") from error
         check_unicode(key + text, "metadata")
 
 

@@ -49,9 +49,7 @@ def make_writers(layers: Sequence[CachedLayer], slab: Slab) -> list[Writer]:
 class BackendWriter:
     """Layer by layer through the backend's own write, so that it works with any cache."""
 
-    def __init__(
-        self, indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab, scratch: Scratch
-    ) -> None:
+    def __init__(self, indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab, scratch: Scratch) -> None:
         self.group, self.block_size = layers[0].group, layers[0].block_size
         self._layers = list(zip(indices, layers, strict=True))
         self._slab, self._scratch = slab, scratch
