@@ -93,70 +93,78 @@ def same_python() -> bool:
     return asked.returncode == 0 and asked.stdout.strip() == sys.version
 
 
-class Counter:
-    """Turns pip's lines into counts of packages, and says that it is alive."""
+class Heart:
+    """Says that it is alive."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._fetched = 0
-        self._now = ""
-        self._unpacking = False
+    def __init__(self) -> None:
         self._said = self._start = time.monotonic()
 
     def take(self, line: str) -> None:
-        """Look at one line of pip's output."""
-        if line.startswith(("Collecting", "Requirement already satisfied", "Processing", "Ignoring")):
-            self._fetched += 1
-        if line.startswith("Collecting"):
-            self._now = line.split()[1]
-        self._unpacking = self._unpacking or line.startswith("Installing collected packages")
+        """Look at one line of output."""
 
     def beat(self) -> None:
         """Say how far it is, if it is time to."""
         if time.monotonic() - self._said < BEAT_S:
             return
         self._said = time.monotonic()
-        if self._unpacking:
-            unpacked = sum(1 for _ in VENV.glob("lib/python3*/site-packages/*.dist-info"))
-            what = f"unpacked {min(unpacked, self._total)} of {self._total}"
-        else:
-            what = f"fetched {min(self._fetched, self._total)} of {self._total}  {self._now}"
-        print(f"      {self._said - self._start:4.0f} s  {what}", flush=True)
+        print(f"      {self._said - self._start:4.0f} s  {self.what()}".rstrip(), flush=True)
+
+    def what(self) -> str:
+        """How far it is."""
+        return ""
 
 
-class Quiet:
-    """Shows nothing."""
+class Counter(Heart):
+    """Turns pip's lines into counts of packages."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+        self._fetched = 0
+        self._now = ""
+        self._unpacking = False
 
     def take(self, line: str) -> None:
-        """Ignore a line."""
+        if line.startswith(("Collecting", "Requirement already satisfied", "Processing", "Ignoring")):
+            self._fetched += 1
+        if line.startswith("Collecting"):
+            self._now = line.split()[1]
+        self._unpacking = self._unpacking or line.startswith("Installing collected packages")
 
-    def beat(self) -> None:
-        """Say nothing."""
+    def what(self) -> str:
+        if self._unpacking:
+            unpacked = sum(1 for _ in VENV.glob("lib/python3*/site-packages/*.dist-info"))
+            return f"unpacked {min(unpacked, self._total)} of {self._total}"
+        return f"fetched {min(self._fetched, self._total)} of {self._total}  {self._now}"
 
 
-def pip(arguments: Sequence[str], watcher: Counter | Quiet | None = None) -> None:
+def pip(arguments: Sequence[str], watcher: Heart | None = None) -> None:
     """Run the environment's pip, its output in the log.
 
     Raises:
         SetUpError: it failed; with the end of its output.
     """
     command = [str(PYTHON), "-m", "pip", *arguments, "--disable-pip-version-check", "--progress-bar", "off"]
-    watcher = watcher or Quiet()
+    watcher = watcher or Heart()
     code = watched(command, watcher.take, watcher.beat)
     if code != 0:
         tail = "\n".join(LOG.read_text(encoding="utf-8").strip().splitlines()[-15:])
         raise SetUpError(f"pip failed (everything it said is in {LOG.relative_to(REPO)}):\n{tail}")
 
 
-def watched(command: Sequence[str], take: Callable[[str], None], beat: Callable[[], None]) -> int:
+def watched(
+    command: Sequence[str],
+    take: Callable[[str], None],
+    beat: Callable[[], None],
+    environment: dict[str, str] | None = None,
+) -> int:
     """Run a command; each line of its output goes to ``take`` and the log, ``beat`` is called every second.
 
     Returns:
         The command's exit code.
     """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, text=True, env=environment, **pipes)
     ended = threading.Event()
 
     def keep_beating() -> None:
@@ -204,10 +212,9 @@ def torch_wants_libraries() -> bool:
 def run_quietly(code: str) -> str:
     """Run Python code in the environment; the end of what it said if it failed, "" if all went well."""
     environment = {**os.environ, "MEM0_TELEMETRY": "false", "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(done.stdout + done.stderr)
-    return "" if done.returncode == 0 else "\n".join(done.stderr.strip().splitlines()[-5:]) or "(it said nothing)"
+    said: list[str] = []
+    failed = watched([str(PYTHON), "-c", code], said.append, Heart().beat, environment)
+    return ("".join(said[-5:]).strip() or "(it said nothing)") if failed else ""
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +19,8 @@ from inferscale_mem import wire
 from inferscale_mem.errors import SelfTestError, UnsupportedModelError
 from inferscale_mem.kv.rope_probe import TOLERANCE
 from inferscale_mem.types import EncodePlan, EngineInfo, PromptPlan, Segment, Span
+
+logger = logging.getLogger(__name__)
 
 Ask = Callable[..., Awaitable[Any]]
 Logprobs = Callable[[list[int], dict[str, Any], int], Awaitable[tuple[Mapping[int, float], Any]]]
@@ -45,6 +48,7 @@ async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: L
         UnsupportedModelError: a layer's rotation is not the one we undo.
         SelfTestError: injected KV gives other answers than plain prefill.
     """
+    logger.info("Comparing injected with plain answers")
     tokens = random.Random(0).choices(range(vocab_size // 8, vocab_size // 2), k=PROBE_TOKENS + info.block_size)
     await _check_ropes(info, tokens[0], ask)
     await ask(wire.drop_params([ROPE]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from inferscale_mem.kv.connector.layers import unsupported_config
 CPU_KV_CACHE_BYTES = 1 << 30
 GUIDED = {"backend": "guidance", "disable_any_whitespace": True}
 """Without room for whitespace a weak model cannot fill its answer with it."""
+
+logger = logging.getLogger(__name__)
 
 
 def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Backend, VllmConfig]:
@@ -45,6 +48,7 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
 
 
 def _start_backend(config: EngineConfig, vllm_config: VllmConfig) -> Backend:
+    logger.info("Starting vLLM %s", vllm_version)
     try:
         return BesideBackend(vllm_config) if config.multiprocess else InProcessBackend(vllm_config)
     except (RuntimeError, ValueError, OSError) as error:

@@ -13,6 +13,7 @@ import pytest
 
 from inferscale_mem.cli import chat
 from inferscale_mem.cli.chat.script import ASKED, TOLD, USER
+from inferscale_mem.cli.chat.session import TEXT_RUNS
 from inferscale_mem.config import EngineConfig, InferScaleConfig
 from inferscale_mem.errors import EngineError, InferScaleError, StoreLockedError
 from inferscale_mem.testing import FakeEngine
@@ -172,9 +173,11 @@ def test_a_comparison_sends_as_many_tokens_without_records_and_never_the_same(
     requests = house.engines[-1].requests
     answers = [plan for plan, sampling in requests if sampling.max_tokens != 1]
     compared = [plan for plan, sampling in requests if sampling.max_tokens == 1]
-    assert len(answers) == 4 and len(compared) == 4
-    headers, plains = compared[::2], compared[1::2]
-    for plan, header, plain in zip(answers[1:], headers, plains, strict=False):
+    assert len(answers) == 4 and len(compared) == 2 * (1 + TEXT_RUNS)
+    headers = compared[:: 1 + TEXT_RUNS]
+    plains = [plan for plan in compared if plan not in headers]
+    asked = [(answers[1 + n // TEXT_RUNS], headers[n // TEXT_RUNS], plain) for n, plain in enumerate(plains)]
+    for plan, header, plain in asked:
         assert not any(segment.record for segment in (*header.segments, *plain.segments))
         assert tuple(header.token_ids) == plan.segments[0].token_ids
         assert len(plain.token_ids) == len(plan.token_ids)
@@ -183,7 +186,7 @@ def test_a_comparison_sends_as_many_tokens_without_records_and_never_the_same(
         ]
         end = len(header.token_ids)
         assert different and end - 4 <= min(different) and max(different) < end
-    assert plains[0].token_ids != plains[1].token_ids
+    assert len({tuple(plain.token_ids) for plain in plains}) == len(plains) == 2 * TEXT_RUNS
 
 
 def test_earlier_turns_go_along_if_wanted(run: Run, house: House) -> None:

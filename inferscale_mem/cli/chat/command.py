@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferscale_mem.cli.chat.conversation import Conversation
-from inferscale_mem.cli.chat.quiet import Quiet, own_stream
+from inferscale_mem.cli.chat.quiet import Quiet, Stage, own_stream
 from inferscale_mem.cli.chat.terminal import Terminal
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, EngineError, InferScaleError, InputError
@@ -104,7 +104,8 @@ class _Setting:
         """Everything open for one user, and closed at the end."""
         args = self.args
         with contextlib.ExitStack() as stack:
-            with self.terminal.busy("starting the engine"), self.starting():
+            stage = stack.enter_context(Stage("loading libraries"))
+            with self.terminal.busy("starting the engine", stage), self.starting():
                 # Imported here, not above: they are slow to load, and nobody needs them for --help.
                 from inferscale_mem.adapters.mem0 import InferScaleMemory
                 from inferscale_mem.cli.chat.session import ChatSession

@@ -46,6 +46,29 @@ class Quiet:
             yield
 
 
+class Stage(logging.Handler):
+    """What this package last told the log, for whoever waits. Open as a context."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__(logging.INFO)
+        self._said = first
+
+    def __enter__(self) -> Stage:
+        logging.getLogger("inferscale_mem").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("inferscale_mem").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        self._said = record.getMessage().splitlines()[0]
+
+    def __call__(self) -> str:
+        """In brackets."""
+        return f"({self._said[:1].lower()}{self._said[1:]})"
+
+
 def own_stream(stream: TextIO, descriptor: int) -> TextIO:
     """The stream on a file descriptor of its own, so that redirecting ``descriptor`` does not touch it."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,8 @@ INSTRUCTION = "Answer in one short sentence, using these facts."
 """Behind the facts, where it helps the packaged small model most; docs/decisions/0008-chat.md has the numbers."""
 UNAIDED = "Answer in one short sentence."
 """Where nothing is remembered."""
+
+TEXT_RUNS = 3
 
 _LOOK_S = 0.2
 
@@ -51,7 +54,7 @@ class Comparison:
 
     Attributes:
         injected_ms: of the answer as it was given.
-        text_ms: of the plain request.
+        text_ms: of the plain request, the median of ``TEXT_RUNS``.
         text_tokens: length of the plain request's prompt.
         idle: whether nothing was being encoded meanwhile.
     """
@@ -178,8 +181,11 @@ class ChatSession:
         header = next((s.token_ids for s in plan.segments if s.kind == "header"), ())
         if header:
             self._time(header)
-        unseen = _unlike_before(plan, service.engine.tokenizer.encode(secrets.token_hex(8), literal=True))
-        return Comparison(injected, self._time(unseen), len(unseen), idle)
+        spent = []
+        for _ in range(TEXT_RUNS):
+            unseen = _unlike_before(plan, service.engine.tokenizer.encode(secrets.token_hex(8), literal=True))
+            spent.append(self._time(unseen))
+        return Comparison(injected, statistics.median(spent), len(plan.token_ids), idle)
 
     def _time(self, token_ids: tuple[int, ...]) -> float:
         plan = PromptPlan((Segment("text", token_ids),))

@@ -54,6 +54,9 @@ class Terminal:
         try:
             yield
             outcome = "done"
+        except KeyboardInterrupt:
+            outcome = "stopped"
+            raise
         finally:
             done.set()
             shower.join()

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Check everything; 0 unless something needed fails."""
     if args.json and not args.json.absolute().parent.is_dir():
         raise InputError(f"--json {args.json}: the folder does not exist; make it first.")
+    print("Loading each library once; that can take a minute.", file=sys.stderr, flush=True)
     findings = []
     for finding in examine():
         show(finding)
