@@ -225,7 +225,7 @@ def _meta(engine: Engine, embedder: str) -> dict[str, Any]:
         engine,
         how=HOW,
         mem0=importlib.metadata.version("mem0ai"),
-        embedder=Path(embedder).name,
+        embedder="/".join(Path(embedder).parts[-2:]),  # packages call the folder "model"
         keyword_search=importlib.util.find_spec("fastembed") is not None,
         entities=importlib.util.find_spec("spacy") is not None,
         record_bytes=RECORD_BYTES,
