@@ -15,6 +15,7 @@ from typing import Any
 
 from inferscale_mem.errors import ChatTemplateError, InputError
 from inferscale_mem.protocols import ChatTokenizer
+from inferscale_mem.tool_template import CallStart, Tools, ToolTemplate
 from inferscale_mem.types import Message, Messages
 
 SYSTEM_ROLES = ("system", "developer")
@@ -88,29 +89,50 @@ class ChatTemplate:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def render(self, chat: Chat, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(self, chat: Chat, *, tools: Tools | None = None, start: CallStart | None = None) -> str:
         """The prompt's text.
+
+        Args:
+            chat: messages; with tools in play, what ``tools.prepare`` made of them.
+            tools: likewise.
+            start: have the answer begin as this call, where calls are written in JSON.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses these messages.
         """
-        return self._tokenizer.render(self._bent(chat, ""), tools=tools)
+        return self._rendered(chat, "", tools, start)
 
     def render_around(
-        self, chat: Chat, mark: str, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self, chat: Chat, mark: str, *, tools: Tools | None = None, start: CallStart | None = None
     ) -> tuple[str, str]:
         """The prompt's text before and behind ``mark``, which stands once in the messages, for whole lines of text.
 
         Raises:
             ChatTemplateError: as render, or the template drops or repeats the marked message.
         """
-        pieces = self._tokenizer.render(self._bent(chat, mark), tools=tools).split(mark)
+        pieces = self._rendered(chat, mark, tools, start).split(mark)
         if len(pieces) != 2:
             raise ChatTemplateError(
                 f"The model's chat template writes the message with the memories {len(pieces) - 1} times; memories "
                 "need one that writes it once. Use another chat template."
             )
         return pieces[0], pieces[1]
+
+    def _rendered(self, chat: Chat, mark: str, tools: Tools | None, start: CallStart | None) -> str:
+        if start is not None:
+            begun, _ = self.tools.prepare([start.message()], None, "")
+            cut = start.cut(self._tokenizer.render(self._bent([*chat, *begun], mark), tools=tools))
+            if cut is not None:
+                return cut
+        return self._tokenizer.render(self._bent(chat, mark), tools=tools)
+
+    @cached_property
+    def tools(self) -> ToolTemplate:
+        """What it does with tools."""
+        return ToolTemplate(self._plain)
+
+    def _plain(self, chat: Chat, tools: Tools | None) -> str:
+        return self._tokenizer.render(_in_blocks(chat) if self.traits.blocks else chat, tools=tools)
 
     @cached_property
     def traits(self) -> Traits:

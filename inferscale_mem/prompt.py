@@ -11,13 +11,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 from inferscale_mem import memory_block
 from inferscale_mem.chat_template import Chat, ChatTemplate, as_chat, new_mark
 from inferscale_mem.errors import PromptTooLongError
 from inferscale_mem.handles import find, split
 from inferscale_mem.protocols import ChatTokenizer
+from inferscale_mem.reading import Reading, opened_by
+from inferscale_mem.tool_template import CallStart, Tools
 from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segment
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -25,6 +26,9 @@ DEFAULT_SYSTEM = "You are a helpful assistant."
 
 HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
+
+ANY_TOOL = ""
+"""Stands for whichever tool the model chooses, where a tool's name is asked for."""
 
 UNKNOWN = "unknown or no longer valid"
 ELSEWHERE = "stands in a {role} message; handles are read from system messages and memories= only"
@@ -103,7 +107,8 @@ class PromptPlanner:
         store: str,
         missed: Sequence[Miss] = (),
         text_tail: int = 0,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        call: str | None = None,
     ) -> PromptPlan:
         """The prompt for these messages, with the facts in one block.
 
@@ -121,22 +126,36 @@ class PromptPlanner:
             missed: handles that are known not to be valid, and why.
             text_tail: leave so many facts at the end of the block to prefill.
             tools: as chat templates take them.
+            call: have the answer begin as a call of this tool, ANY_TOOL for any of them.
 
         Raises:
             InputError: no messages, or content that is not text.
             ChatTemplateError: the model has no template, or it refuses these messages.
         """
-        chat = as_chat(messages)
-        misses = _all_missed(chat, facts, missed, order or ())
+        said = as_chat(messages)
+        misses = _all_missed(said, facts, missed, order or ())
+        with_tools = bool(tools)
+        chat, tools = self._template.tools.prepare(said, tools, DEFAULT_SYSTEM)
+        start = CallStart.of(call or None) if call is not None else None
         if not facts:
-            text = self._template.render(chat, tools=tools)
-            return PromptPlan((self._text(text),), missed=misses)
+            text = self._template.render(chat, tools=tools, start=start)
+            return PromptPlan((self._text(text),), missed=misses, reading=self._reading(text, with_tools, call))
         mark = new_mark()
-        before, behind = self._template.render_around(_marked(chat, facts, mark), mark, tools=tools)
+        before, behind = self._template.render_around(_marked(chat, facts, mark), mark, tools=tools, start=start)
         similar_first = dict.fromkeys(h for h in [*(order or ()), *_system_handles(chat), *facts] if h in facts)
         block = self._block([(h, facts[h]) for h in similar_first], is_ready, text_tail)
         segments = (self._header(before), *block, self._text(behind))
-        return PromptPlan(tuple(s for s in segments if s.token_ids), scope, store, misses)
+        reading = self._reading(behind, with_tools, call)
+        return PromptPlan(tuple(s for s in segments if s.token_ids), scope, store, misses, reading)
+
+    def _reading(self, text: str, with_tools: bool, call: str | None) -> Reading:
+        """How an answer is to be read whose prompt ends with this text."""
+        if not with_tools:
+            return Reading(reasoning_end=opened_by(text))
+        traits = self._template.tools.traits
+        if call is None:
+            return Reading(traits.form, reasoning_end=opened_by(text))
+        return Reading(traits.form, call_of=call or None, in_call=call == ANY_TOOL, key=traits.key)
 
     def _block(
         self, similar_first: Sequence[tuple[str, Fact]], is_ready: Callable[[str], bool], text_tail: int

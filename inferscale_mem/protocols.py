@@ -27,8 +27,8 @@ class ChatTokenizer(Protocol):
         """Token ids of ``text``, nothing added. ``literal``: spellings of special tokens are ordinary characters."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, special tokens left out."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, special tokens left out unless told otherwise."""
         ...
 
     def render(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:

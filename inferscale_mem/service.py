@@ -7,7 +7,6 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from inferscale_mem.accounting import NOT_INJECTED as NOT_INJECTED
 from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
@@ -21,6 +20,7 @@ from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
+from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 from inferscale_mem.wire import NO_CONNECTOR as NO_CONNECTOR
 
@@ -197,12 +197,17 @@ class MemoryService:
             return None
         return fact
 
+    def alive(self, messages: Messages, memories: Sequence[str] = (), scope: Scope | None = None) -> tuple[str, ...]:
+        """The handles of a request that would be served now."""
+        return tuple(self.resolve([*self.planner.handles_in(messages), *memories], scope).facts)
+
     def plan(
         self,
         messages: Messages,
         memories: Sequence[str] = (),
         scope: Scope | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Tools | None = None,
+        call: str | None = None,
     ) -> PromptPlan:
         """The prompt for these messages, with the memories whose handles stand in system messages or in ``memories``.
 
@@ -211,6 +216,7 @@ class MemoryService:
             memories: further handles, most similar first.
             scope: whose facts may be shown; None takes it from the handles.
             tools: as chat templates take them.
+            call: have the answer begin as a call of this tool, ``prompt.ANY_TOOL`` for any of them.
 
         Raises:
             ChatTemplateError: the model has no template, or it refuses these messages.
@@ -227,6 +233,7 @@ class MemoryService:
             missed=resolved.missed,
             text_tail=self.config.text_tail,
             tools=tools,
+            call=call,
         )
 
     async def aplan(
@@ -234,10 +241,11 @@ class MemoryService:
         messages: Messages,
         memories: Sequence[str] = (),
         scope: Scope | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Tools | None = None,
+        call: str | None = None,
     ) -> PromptPlan:
         """As plan, in a thread: the index may block."""
-        return await asyncio.to_thread(self.plan, messages, memories, scope, tools)
+        return await asyncio.to_thread(self.plan, messages, memories, scope, tools, call)
 
     def generate(self, plan: PromptPlan, sampling: Sampling) -> Generator[Chunk, None, None]:
         """Answer a plan; the last chunk's report accounts for every handle of the request.

@@ -84,10 +84,10 @@ class HFChatTokenizer:
         with self._lock:
             return self._encode_literally(text) if literal else self._parse(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, special tokens left out."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, special tokens left out unless told otherwise."""
         text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from inferscale_mem.errors import ScopeError
+from inferscale_mem.reading import PLAIN, Reading
 
 OWNER_FIELDS = ("user_id", "agent_id", "run_id")
 """What can own a fact, most telling first."""
@@ -137,12 +138,14 @@ class PromptPlan:
         scope: whose facts these are; None if there are none.
         store: the store the handles belong to; "" if there are none.
         missed: handles that did not even make it into the plan (unknown, forged, foreign, stale).
+        reading: how the prompt has the answer begin.
     """
 
     segments: tuple[Segment, ...]
     scope: Scope | None = None
     store: str = ""
     missed: tuple[Miss, ...] = ()
+    reading: Reading = PLAIN
 
     @property
     def token_ids(self) -> list[int]:
@@ -269,6 +272,8 @@ class Sampling:
     """Needs the prompt's own logits, which injected tokens do not have; engines refuse it together with facts."""
     json_schema: Mapping[str, Any] | None = None
     """Constrain the answer to this JSON schema."""
+    skip_special_tokens: bool = True
+    """False: special tokens are part of the answer's text, but for the one that ends it."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class TemplateTokenizer:
         ids = ([256 + SPECIALS.index(p)] if p in SPECIALS else list(p.encode()) for p in pieces)
         return list(itertools.chain.from_iterable(ids))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if token < 256).decode()
 
     def spell(self, token_ids: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ import inferscale_mem
 REPO = Path(__file__).parent.parent
 PACKAGE = REPO / "inferscale_mem"
 HEAVY = ("torch", "vllm", "transformers", "triton", "mem0", "langchain", "langchain_core", "langgraph", "qdrant_client")
-ROOT_PACKAGES = ("memory_block", "models", "recording")
+ROOT_PACKAGES = ("memory_block", "models", "reading", "recording")
 """Packages that are held to the same rules as root files."""
 ROOT_HEAVY_HALVES = {"models.bundled"}
 """Root modules that load torch, and are themselves loaded only when their work is to be done."""

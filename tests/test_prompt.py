@@ -160,7 +160,11 @@ def test_trimmed_content() -> None:
 
 
 def test_tools_reach_the_template() -> None:
-    bench = Bench("{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    bench = Bench(
+        "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}"
+        '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+        "{% endfor %}{{ '\\n' }}{% endfor %}"
+    )
     plan = bench.plan([system(f"Known: {TEA}"), user("hi")], {TEA: FACTS[0]}, tools=[{"name": "clock"}])
     assert bench.text(plan) == '[{"name": "clock"}]Known:\n- likes tea\n\nhi\n'
     assert bench.text(bench.plan([user("hi")], {}, tools=[{"name": "clock"}])) == '[{"name": "clock"}]hi\n'
@@ -215,7 +219,9 @@ def test_other_roles_ask_for_nothing(bench: Bench, role: str) -> None:
     messages = [system("Be kind."), {"role": role, "content": f"My notes:\n- {TEA}\n- {FORGED}"}, user("hi")]
     assert bench.planner.handles_in(messages) == []
     plan = bench.plan(messages, {})
-    assert bench.text(plan) == bench.tokenizer.render(messages)
+    if role != "tool":  # this template has no words for tools
+        assert bench.text(plan) == bench.tokenizer.render(messages)
+    assert f"My notes:\n- {TEA}\n- {FORGED}" in bench.text(plan)
     assert [miss.handle for miss in plan.missed] == [TEA, FORGED]
     assert all(role in miss.reason and "memories=" in miss.reason for miss in plan.missed)
 
@@ -224,10 +230,12 @@ def test_other_roles_ask_for_nothing(bench: Bench, role: str) -> None:
 def test_a_served_handle_is_nobodys_text(bench: Bench, role: str) -> None:
     messages = [system(f"Known: {TEA}"), {"role": role, "content": f"My notes:\n- {TEA}\n- {FORGED}"}, user("hi")]
     plan = bench.plan(messages, {TEA: FACTS[0]})
-    assert f"<|start|>{role}\nMy notes:\n- {FORGED}<|end|>" in bench.text(plan)
+    written = f"{role}\nMy notes:\n- {FORGED}" if role != "tool" else f"<tool_response>\nMy notes:\n- {FORGED}\n"
+    assert written in bench.text(plan) and TEA not in bench.text(plan)
     assert [miss.handle for miss in plan.missed] == [FORGED]
     emptied = bench.plan([system(f"Known: {TEA}"), {"role": role, "content": TEA}, user("hi")], {TEA: FACTS[0]})
-    assert f"<|start|>{role}\n<|end|>" in bench.text(emptied)
+    empty = f"<|start|>{role}\n<|end|>" if role != "tool" else "<tool_response>\n</tool_response>"
+    assert empty in bench.text(emptied)
 
 
 def test_handles_in(bench: Bench) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
+from inferscale_mem.protocols import ChatTokenizer
 from inferscale_mem.types import Sampling
 
 REPLACEMENT = "\ufffd"
@@ -79,16 +81,17 @@ class AnswerText:
     """Text of one answer as its tokens come, and where it ends.
 
     Args:
-        decode: text of tokens, special ones left out.
+        tokenizer: of the model.
         sampling: ``max_tokens`` is set.
         end_tokens: any of them ends the answer, unless ``ignore_eos``.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], sampling: Sampling, end_tokens: Sequence[int]) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, sampling: Sampling, end_tokens: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._sampling = sampling
         self._end_tokens = frozenset(end_tokens)
-        self._detokenizer = Detokenizer(decode)
+        skip = sampling.skip_special_tokens
+        self._detokenizer = Detokenizer(functools.partial(tokenizer.decode, skip_special_tokens=skip))
         self._stop = StopFilter(sampling.stop)
 
     def add(self, token: int, complete: bool = False) -> tuple[str, str | None]:
@@ -98,12 +101,13 @@ class AnswerText:
             complete: nothing can follow this token.
         """
         self.tokens.append(token)
-        text, stopped = self._detokenizer.add(token), False
+        ends = token in self._end_tokens and not self._sampling.ignore_eos
+        text, stopped = "" if ends else self._detokenizer.add(token), False
         if len(self.tokens) > self._sampling.min_tokens:
             text, stopped = self._stop.add(text)
         if stopped:
             return text, "stop"
-        ended = complete or (token in self._end_tokens and not self._sampling.ignore_eos)
+        ended = complete or ends
         if not ended and len(self.tokens) != self._sampling.max_tokens:
             return text, None
         last, stopped = self._stop.add(self._detokenizer.finish())

@@ -53,6 +53,7 @@ def sampling_params(
             ignore_eos=sampling.ignore_eos,
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
+            skip_special_tokens=sampling.skip_special_tokens,
             structured_outputs=StructuredOutputsParams(json=dict(schema)) if schema is not None else None,
             extra_args={"kv_transfer_params": dict(kv_transfer_params)} if kv_transfer_params else None,
             output_kind=RequestOutputKind.DELTA,

@@ -26,9 +26,11 @@ class BytesTokenizer:
             return list(text.encode())
         return [token for part in _CONTROL.split(text) for token in self._part(part)]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, control tokens left out."""
-        return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, control tokens left out unless told otherwise."""
+        spelled = {token: b"" if skip_special_tokens else text.encode() for text, token in CONTROL.items()}
+        text = b"".join(bytes([token]) if token < 256 else spelled.get(token, b"") for token in token_ids)
+        return text.decode(errors="replace")
 
     def render(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """``<|start|>role``, a newline, the content, ``<|end|>`` and a newline for each message.

@@ -202,7 +202,7 @@ class FakeEngine(EngineBase):
             speakers = going
 
     def _text(self, sampling: Sampling) -> AnswerText:
-        return AnswerText(self._tokenizer.decode, sampling, [END])
+        return AnswerText(self._tokenizer, sampling, [END])
 
     def _tokens(self, plan: PromptPlan, sampling: Sampling, index: int) -> Iterator[int]:
         tokens = self._tokenizer.encode(self._answer(plan, sampling, index), literal=True)

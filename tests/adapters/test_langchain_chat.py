@@ -289,7 +289,7 @@ def test_without_being_asked_there_are_no_logprobs(house: House) -> None:
     assert "logprobs" not in house.chat().invoke([QUESTION]).response_metadata
 
 
-@pytest.mark.parametrize("options", [{"n": 0}, {"temperature": -1}, {"memory": []}, {"model": "gpt"}, {"tools": []}])
+@pytest.mark.parametrize("options", [{"n": 0}, {"temperature": -1}, {"memory": []}, {"model": "gpt"}, {"tools": [3]}])
 def test_options_that_cannot_be_used_are_refused_before_anything_starts(house: House, options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         house.chat().invoke([QUESTION], **options)
@@ -363,7 +363,7 @@ def test_c5_content_in_blocks_with_and_without_handles(house: House, handles: li
 
 def test_exactly_one_source_is_needed(house: House) -> None:
     for given in ({}, {"engine": house.engine, "service": house.service}, {"memory": house, "engine": house.engine}):
-        with pytest.raises(ConfigError, match="exactly one"):
+        with pytest.raises(ConfigError, match="Give one of"):
             ChatInferScale(**given)
 
 
@@ -407,15 +407,9 @@ async def test_the_event_loop_runs_on_while_the_memorys_engine_starts(house: Hou
 
 def test_no_live_object_is_ever_written_down(house: House) -> None:
     chat = house.chat(user_id="alice")
-    assert not chat.is_lc_serializable()
     assert chat.to_json()["type"] == "not_implemented"
     assert not {"memory", "engine", "service"} & set(chat.model_dump())
     assert "House" not in repr(chat)
-
-
-def test_bind_tools_and_structured_output_are_not_claimed(house: House) -> None:
-    with pytest.raises(NotImplementedError):
-        house.chat().bind_tools([])
 
 
 async def test_errors_reach_the_caller_as_they_are(house: House) -> None:

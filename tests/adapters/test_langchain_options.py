@@ -15,7 +15,7 @@ OTHER = "ism1.ghjkmnpqrstvwxyz.0123456789abcdef"
 
 
 def sampling(defaults: dict[str, Any], call: dict[str, Any]) -> Sampling:
-    return read_options(defaults, call, "m").sampling
+    return read_options(defaults, call, ["m"]).sampling
 
 
 def test_a_call_overrides_the_model_and_none_does_not() -> None:
@@ -67,7 +67,7 @@ def test_logprobs_in_both_spellings(given: dict[str, Any], expected: int | None)
 )
 def test_what_cannot_be_used_is_refused_by_name(call: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(call)) if "model" not in call else "another"):
-        read_options({}, call, "m")
+        read_options({}, call, ["m"])
 
 
 def test_memories_in_every_form_search_gives() -> None:
@@ -101,7 +101,7 @@ def test_scope_in_every_form() -> None:
 
 def test_scope_of_the_call_replaces_the_models_own() -> None:
     own = {"scope": {"user_id": "ada", "run_id": "1"}}
-    assert read_options(own, {}, "m").scope == Scope(user_id="ada", run_id="1")
+    assert read_options(own, {}, ["m"]).scope == Scope(user_id="ada", run_id="1")
     assert read_options(own, {"user_id": "bob"}, "m").scope == Scope(user_id="bob")
 
 

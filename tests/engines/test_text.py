@@ -70,7 +70,7 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     ],
 )
 def test_where_an_answer_ends(sampling: Sampling, text: str, expected: tuple[str, str]) -> None:
-    answer = AnswerText(DECODE, sampling, [END])
+    answer = AnswerText(BytesTokenizer(), sampling, [END])
     shown = ""
     for token in [*text.encode(), END, *text.encode(), END]:
         new, reason = answer.add(token)
@@ -81,6 +81,6 @@ def test_where_an_answer_ends(sampling: Sampling, text: str, expected: tuple[str
 
 
 def test_what_is_complete_ends() -> None:
-    answer = AnswerText(DECODE, Sampling(max_tokens=9), [END])
+    answer = AnswerText(BytesTokenizer(), Sampling(max_tokens=9), [END])
     assert answer.add(ord("{")) == ("{", None)
     assert answer.add(ord("}"), complete=True) == ("}", "stop")

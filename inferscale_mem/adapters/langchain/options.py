@@ -1,14 +1,16 @@
-"""What a call may set: sampling, memories and scope, from the model's own fields and the call's keywords."""
+"""What a call may set: sampling, tools, memories and scope, from the model's own fields and the call's keywords."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inferscale_mem import handles
+from inferscale_mem.adapters.langchain.tools import NO_TOOLS, Calling, read_calling, read_response_format
 from inferscale_mem.errors import HandleError, InputError
+from inferscale_mem.reading import Reading
 from inferscale_mem.types import OWNER_FIELDS, Sampling, Scope
 
 SAMPLING_FIELDS = (
@@ -28,7 +30,12 @@ SAMPLING_FIELDS = (
     "logprobs",
     "top_logprobs",
 )
-CALL_OPTIONS = (*SAMPLING_FIELDS, "memories", "scope", *OWNER_FIELDS, "model", "stream")
+CALL_OPTIONS = (
+    *SAMPLING_FIELDS,
+    *("memories", "scope", *OWNER_FIELDS),
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format"),
+    *("model", "stream"),
+)
 
 _LIMITS: dict[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
@@ -54,9 +61,16 @@ class Options:
     sampling: Sampling
     memories: tuple[str, ...]
     scope: Scope | None
+    calling: Calling = NO_TOOLS
+
+    def sampling_for(self, reading: Reading) -> Sampling:
+        """How to sample behind a prompt that is to be read so: a tool call that was begun must be one."""
+        schema = self.calling.schema(reading) or self.sampling.json_schema
+        special = reading.form == "mistral" and self.calling.call is None  # [TOOL_CALLS] is a special token
+        return replace(self.sampling, json_schema=schema, skip_special_tokens=not special)
 
 
-def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], model: str) -> Options:
+def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: Sequence[str | None]) -> Options:
     """The call's keywords over the model's own fields; None in a call means: as the model has it.
 
     Raises:
@@ -67,12 +81,18 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], model: st
     unknown = sorted(set(call) - set(CALL_OPTIONS))
     if unknown:
         raise InputError(f"{unknown[0]!r} is not an option of a call; known are: {', '.join(CALL_OPTIONS)}.")
-    if call.get("model") not in (None, model):
-        raise InputError(f"This engine runs {model!r}; open another engine to ask {call['model']!r}.")
+    if call.get("model") not in (None, *models):
+        raise InputError(f"This engine runs {models[0]!r}; open another engine to ask {call['model']!r}.")
+    sampling = read_sampling({**defaults, **{name: value for name, value in call.items() if value is not None}})
+    calling = read_calling(call.get("tools"), call.get("tool_choice"))
+    schema = read_response_format(call.get("response_format"))
+    if schema is not None and calling.call is not None:
+        raise InputError("response_format and a forced tool call contradict each other; ask for one of them.")
     return Options(
-        read_sampling({**defaults, **{name: value for name, value in call.items() if value is not None}}),
+        replace(sampling, json_schema=schema),
         read_memories(call.get("memories")),
         read_scope(call) or read_scope(defaults),
+        calling,
     )
 
 
@@ -161,7 +181,7 @@ def read_memories(memories: Any) -> tuple[str, ...]:
 
 
 def _handle(item: Any) -> str:
-    text = item.get("memory") if isinstance(item, Mapping) else item
+    text = item.get("memory") if isinstance(item, Mapping) else getattr(item, "handle", item)
     try:
         handles.split(text if isinstance(text, str) else "")
     except HandleError as error:

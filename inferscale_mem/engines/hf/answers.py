@@ -40,7 +40,7 @@ class Answer:
         self._sampling = sampling
         self._guide = guide
         self._sampler = Sampler(sampling, prompt, index, end_tokens)
-        self._text = AnswerText(tokenizer.decode, sampling, end_tokens)
+        self._text = AnswerText(tokenizer, sampling, end_tokens)
 
     @property
     def tokens(self) -> Sequence[int]:

@@ -1,0 +1,138 @@
+"""The fields of ChatInferScale, and what stands behind them: checked settings, and the service that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from langchain_core.language_models import BaseChatModel, ModelProfile
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+
+from inferscale_mem.adapters.langchain.options import SAMPLING_FIELDS, read_sampling, read_scope
+from inferscale_mem.adapters.langchain.source import Holder, check_source, hold, read_settings, service_of
+from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.errors import ConfigError, InputError
+from inferscale_mem.service import MemoryService
+from inferscale_mem.types import OWNER_FIELDS, Scope
+
+
+class ChatFields(BaseChatModel):
+    """Fields, and the service behind them."""
+
+    memory: Any = Field(default=None, exclude=True, repr=False)
+    """An InferScaleMemory or AsyncInferScaleMemory; its engine and facts are used."""
+    service: Any = Field(default=None, exclude=True, repr=False)
+    """A MemoryService."""
+    engine: Any = Field(default=None, exclude=True, repr=False)
+    """An Engine."""
+
+    model: str | None = None
+    """Hugging Face id or folder of the model to open, or its name on the server."""
+    base_url: str | None = None
+    """Of a server that runs ``inferscale-mem serve``."""
+    api_key: SecretStr | None = None
+    """For the server."""
+    timeout: float | None = None
+    """Seconds until a request to the server is given up."""
+    max_retries: int | None = None
+    """How often a request that the server did not take is sent again."""
+    config: Mapping[str, Any] | InferScaleConfig | None = None
+    """Further settings of the engine to open, as InferScaleConfig has them."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    """Stop strings; those of a call replace them."""
+    n: int = 1
+    """Answers a request; more than one cannot be streamed."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: bool | int | None = None
+    """True, or how many a token, for ``response_metadata["logprobs"]``."""
+    top_logprobs: int | None = None
+    scope: Mapping[str, str] | Scope | None = None
+    """Whose facts may be shown; None takes it from the handles."""
+    user_id: str | None = None
+    agent_id: str | None = None
+    run_id: str | None = None
+    streaming: bool = False
+
+    _settings: InferScaleConfig | None = PrivateAttr(default=None)
+    _held: Holder | None = PrivateAttr(default=None)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._settings = read_settings(
+            self.config,
+            model=self.model,
+            base_url=self.base_url,
+            api_key=self.api_key.get_secret_value() if self.api_key else None,
+            timeout=self.timeout,
+            max_retries=self.max_retries,
+        )
+        check_source(self.memory, self.service, self.engine, self._settings)
+        try:
+            read_sampling(self._defaults)
+            read_scope(self._defaults)
+        except InputError as error:
+            raise ConfigError(str(error)) from error
+        return self
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        """What the engine can do; None as long as it would have to be started to know."""
+        return None if self.engine is None and self.service is None else _profile(self._service)
+
+    @property
+    def _service(self) -> MemoryService:
+        if self.memory is not None:
+            service = self.memory.service
+        elif self.service is not None:
+            service = self.service
+        else:
+            if self._held is None:
+                self._held = hold(self.engine, self._settings)
+            service = service_of(self._held)
+        assert isinstance(service, MemoryService)
+        if self.profile is None:
+            self.profile = _profile(service)
+        return service
+
+    @property
+    def _stops(self) -> list[str] | None:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ()) or None
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*SAMPLING_FIELDS, "scope", *OWNER_FIELDS)}
+
+
+def _profile(service: MemoryService) -> ModelProfile:
+    longest = service.engine.info.max_model_len
+    return ModelProfile(
+        name=service.engine.info.model,
+        open_weights=True,
+        max_input_tokens=longest - 1,
+        max_output_tokens=longest - 1,
+        text_inputs=True,
+        image_inputs=False,
+        audio_inputs=False,
+        video_inputs=False,
+        text_outputs=True,
+        image_outputs=False,
+        audio_outputs=False,
+        video_outputs=False,
+        tool_calling=True,
+        tool_choice=True,
+        tool_call_streaming=True,
+        # Guided decoding leaves no room for tool calls beside it, and agents that see True want both at once.
+        structured_output=False,
+    )
