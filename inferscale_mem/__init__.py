@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inferscale_mem.adapters.langchain import ChatInferScale as ChatInferScale
+    from inferscale_mem.adapters.langchain import InferScaleRetriever as InferScaleRetriever
+    from inferscale_mem.adapters.langgraph import InferScaleMemoryMiddleware as InferScaleMemoryMiddleware
+    from inferscale_mem.adapters.langgraph import InferScaleStore as InferScaleStore
     from inferscale_mem.adapters.mem0 import AsyncInferScaleMemory as AsyncInferScaleMemory
     from inferscale_mem.adapters.mem0 import InferScaleMemory as InferScaleMemory
     from inferscale_mem.config import InferScaleConfig as InferScaleConfig
@@ -24,9 +27,21 @@ _WHERE = {
     "InferScaleConfig": "inferscale_mem.config",
     "InferScaleError": "inferscale_mem.errors",
     "InferScaleMemory": "inferscale_mem.adapters.mem0",
+    "InferScaleMemoryMiddleware": "inferscale_mem.adapters.langgraph",
+    "InferScaleRetriever": "inferscale_mem.adapters.langchain",
+    "InferScaleStore": "inferscale_mem.adapters.langgraph",
 }
 
-__all__ = ["AsyncInferScaleMemory", "ChatInferScale", "InferScaleConfig", "InferScaleError", "InferScaleMemory"]
+__all__ = [
+    "AsyncInferScaleMemory",
+    "ChatInferScale",
+    "InferScaleConfig",
+    "InferScaleError",
+    "InferScaleMemory",
+    "InferScaleMemoryMiddleware",
+    "InferScaleRetriever",
+    "InferScaleStore",
+]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

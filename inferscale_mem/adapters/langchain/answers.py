@@ -59,14 +59,22 @@ class _Answer:
         return message
 
     def _call_chunks(self, pieces: Iterable[Piece]) -> Iterable[ToolCallChunk]:
+        """One chunk a call: LangChain does not join two of one call within a message."""
+        chunks: dict[int, ToolCallChunk] = {}
         for piece in pieces:
             if not isinstance(piece, Call):
                 continue
             if piece.name is not None:
                 self.calls.append(_Call(_new_id(), piece.name))
-            self.calls[piece.index].arguments.append(piece.arguments)
-            id_ = self.calls[piece.index].id if piece.name is not None else None
-            yield tool_call_chunk(name=piece.name, args=piece.arguments, id=id_, index=piece.index)
+            call = self.calls[piece.index]
+            call.arguments.append(piece.arguments)
+            known = chunks.get(piece.index)
+            if known is not None:
+                known["args"] = (known["args"] or "") + piece.arguments
+                continue
+            id_ = call.id if piece.name is not None else None
+            chunks[piece.index] = tool_call_chunk(name=piece.name, args=piece.arguments, id=id_, index=piece.index)
+        return chunks.values()
 
     def message(self) -> AIMessage:
         """The whole of it."""

@@ -77,7 +77,7 @@ class ChatFields(BaseChatModel):
             base_url=self.base_url,
             api_key=self.api_key.get_secret_value() if self.api_key else None,
             timeout=self.timeout,
-            max_retries=self.max_retries,
+            retries=self.max_retries,
         )
         check_source(self.memory, self.service, self.engine, self._settings)
         try:
