@@ -37,8 +37,8 @@ class InferScaleStore(BaseStore):
     Search hits have a ``handle``: give them to ``ChatInferScale`` as ``memories=store.search(…)``.
 
     Who owns an item, and so who may be shown it, follows from its namespace. By default each namespace is an owner of
-    its own, ``user_id`` being the namespace joined by "/". With ``namespace=("memories", "{user_id}")`` the part in braces
-    names the owner, so that items are facts of the same user as those of ``memory.add(…, user_id=…)``.
+    its own, ``user_id`` being the namespace joined by "/". With ``namespace=("memories", "{user_id}")`` the part in
+    braces names the owner, so that items are facts of the same user as those of ``memory.add(…, user_id=…)``.
 
     Args:
         memory: an InferScaleMemory.
