@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,8 @@ def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
         MissingDependencyError: the engine's package is not installed.
         ModelError, EngineError: see ``VllmEngine`` and ``TransformersEngine``.
     """
-    identity = (resolve_model(config), config.engine, hashlib.sha256(key or b"").digest())
+    # A forked process has a copy of this table, but none of the threads that engines live by.
+    identity = (resolve_model(config), config.engine, hashlib.sha256(key or b"").digest(), os.getpid())
     with _lock:
         shared = _open.get(identity)
         if shared is None or getattr(shared.engine, "dead", False):

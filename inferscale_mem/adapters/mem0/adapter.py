@@ -16,7 +16,7 @@ from mem0.llms.base import LLMBase
 from mem0.memory.storage import SQLiteManager
 from mem0.vector_stores.base import VectorStoreBase
 
-from inferscale_mem.adapters.mem0 import defaults, inputs, opening
+from inferscale_mem.adapters.mem0 import defaults, forking, inputs, opening
 from inferscale_mem.adapters.mem0.core import Core
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.history import History, repair
@@ -145,6 +145,7 @@ class Adapter:
         history = None if me.config.history_db_path == ":memory:" else Path(me.config.history_db_path)
         core = Core(settings, index, signer, opener, Journal(history), owned=engine is None, turns=turns)
         self._core = core
+        forking.watch(self)
         self._watch()
         self._recover(core.journal)
         if isinstance(me.llm, EngineLLM):
@@ -179,6 +180,8 @@ class Adapter:
     def _release(self) -> None:
         """Close what Mem0 leaves open: the vector store's client, and with it the lock of the embedded store."""
         me: Any = self
+        if self._core is not None and self._core.forked:
+            return
         store = self._raw_store or getattr(me, "vector_store", None)
         if isinstance(store, VectorStoreBase) and getattr(me.config.vector_store.config, "client", None) is None:
             close = getattr(getattr(store, "client", None), "close", None) or getattr(store, "close", None)
@@ -187,10 +190,19 @@ class Adapter:
         with contextlib.suppress(AttributeError):  # never got that far
             super().close()  # type: ignore[misc]  # Mem0's class comes behind this one
 
+    def leave_to_parent(self) -> None:
+        """This is the copy in a process that was forked: nothing here may be used, or closed."""
+        if self._core is not None:
+            self._core.leave_to_parent()
+        forking.let_go(getattr(self._raw_store, "client", None))
+
+    def __reduce__(self) -> Any:
+        raise ConfigError("A memory cannot be copied, nor sent to another process; open one there.")
+
     def __del__(self) -> None:
         """As with Mem0, a memory that was never closed lets go of its store when nothing refers to it any more."""
         core = self._core
-        if core is None or core.closed or sys.is_finalizing():
+        if core is None or core.closed or core.forked or sys.is_finalizing():
             return
         self._release()
         # Closing waits for the engine; whoever dropped the memory does not.

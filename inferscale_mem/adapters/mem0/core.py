@@ -63,6 +63,8 @@ class Core:
         self._opening: Future[MemoryService] | None = None
         self._service: MemoryService | None = None
         self._closed = False
+        self.forked = False
+        """Whether this is a copy in a process that was forked."""
 
     # The engine.
 
@@ -106,12 +108,24 @@ class Core:
         return self._closed
 
     def check_open(self) -> None:
-        """Raise StoreError after ``close``."""
+        """Raise StoreError after ``close``, or after a fork."""
+        if self.forked:
+            raise StoreError(
+                "This memory was opened before the process forked, and stays with the parent. Open a new one in the "
+                "child, in another home or at a Qdrant server: embedded Qdrant is of one process at a time."
+            )
         if self._closed:
             raise StoreError("The memory is closed; open a new one.")
 
+    def leave_to_parent(self) -> None:
+        """This is the copy in a process that was forked."""
+        self.forked = True
+        self.journal.leave_to_parent()
+
     def close(self) -> None:
         """Stop encoding, and close the engine if it is ours. An engine that is still starting is waited for."""
+        if self.forked:
+            return
         with self._lock:
             if self._closed:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from mem0.configs.embeddings.base import BaseEmbedderConfig
 from mem0.embeddings.base import EmbeddingBase
 
+from inferscale_mem.adapters.mem0 import forking
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, InputError, MissingDependencyError, ModelError
 from inferscale_mem.models import resolve_embedder
@@ -61,7 +63,7 @@ class LocalEmbedder(EmbeddingBase):  # type: ignore[misc]  # Mem0 ships no types
                 raise InputError(f"Only text can be embedded, not {type(text).__name__}.")
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise InputError("Text with lone surrogates cannot be embedded; decode it as UTF-8 first.")
-        encoder = _encoder(self._files.source, self.config.model_kwargs.get("device", "cpu"))
+        encoder = _encoders.get(self._files.source, self.config.model_kwargs.get("device", "cpu"))
         parts = (texts[start : start + BATCH] for start in range(0, len(texts), BATCH))
         return [row for part in parts for row in encoder.encode(part, self._files.max_length, self._files.pooling)]
 
@@ -92,15 +94,29 @@ class _Encoder:
         return rows
 
 
-_encoders: dict[tuple[str, str], _Encoder] = {}
-_loading = threading.Lock()
+class _Encoders:
+    """The models that this process has loaded: one per source and device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, str], _Encoder] = {}
+
+    def get(self, source: str, device: str) -> _Encoder:
+        """Loaded when first asked for."""
+        with self._lock:
+            if (source, device) not in self._loaded:
+                self._loaded[source, device] = _load(source, device)
+                forking.watch(self)
+            return self._loaded[source, device]
+
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: its first pass over torch's copied pool of threads would never return."""
+        self._lock = threading.Lock()
+        self._loaded = {}
+        sys.modules["torch"].set_num_threads(1)
 
 
-def _encoder(source: str, device: str) -> _Encoder:
-    with _loading:
-        if (source, device) not in _encoders:
-            _encoders[source, device] = _load(source, device)
-        return _encoders[source, device]
+_encoders = _Encoders()
 
 
 def _load(source: str, device: str) -> _Encoder:

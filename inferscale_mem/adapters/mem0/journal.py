@@ -87,6 +87,12 @@ class Journal:
             if not self._open:
                 self._path.unlink(missing_ok=True)
 
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: let go of the parent's file. The lock stays with the parent."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file = self._path = None
+
     def _note(self, sign: str, rows: Iterable[str]) -> None:
         if self._path is None:
             return

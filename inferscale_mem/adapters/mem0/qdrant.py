@@ -66,11 +66,17 @@ for _name, _member in vars(QdrantClient).items():
         setattr(SerialClient, _name, _one_at_a_time(_name))
 
 
-def is_embedded(client: object) -> TypeGuard[QdrantClient]:
-    """Whether this client is Qdrant in this process, not a connection to a server."""
+def embedded_inside(client: object) -> QdrantLocal | None:
+    """Qdrant itself, if this client runs it in this process; None for a connection to a server."""
     if isinstance(client, SerialClient):
         client = client._inner
-    return isinstance(client, QdrantClient) and isinstance(client._client, QdrantLocal)
+    local = client._client if isinstance(client, QdrantClient) else None
+    return local if isinstance(local, QdrantLocal) else None
+
+
+def is_embedded(client: object) -> TypeGuard[QdrantClient]:
+    """Whether this client is Qdrant in this process, not a connection to a server."""
+    return embedded_inside(client) is not None
 
 
 def serialised(store: Any) -> Any:
