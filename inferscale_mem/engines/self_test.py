@@ -35,7 +35,7 @@ ROPE = "self-test.rope"
 LAYOUT = ("self-test.header", "self-test.fact")
 
 
-async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: Logprobs) -> None:
+async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: Logprobs, *, top: int = TOP) -> None:
     """Check ropes, then layout.
 
     Args:
@@ -43,6 +43,7 @@ async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: L
         vocab_size: of the model.
         ask: sends (kv_transfer_params, token ids), returns the connector's answer.
         logprobs: sends (token ids, kv_transfer_params, top), returns first-token log-probs and the answer.
+        top: over how many of the most likely tokens answers are compared.
 
     Raises:
         UnsupportedModelError: a layer's rotation is not the one we undo.
@@ -52,7 +53,7 @@ async def run_self_test(info: EngineInfo, vocab_size: int, ask: Ask, logprobs: L
     tokens = random.Random(0).choices(range(vocab_size // 8, vocab_size // 2), k=PROBE_TOKENS + info.block_size)
     await _check_ropes(info, tokens[0], ask)
     await ask(wire.drop_params([ROPE]))
-    await _check_layout(info, tokens, ask, logprobs)
+    await _check_layout(info, tokens, ask, logprobs, top)
     await ask(wire.drop_params(LAYOUT))
 
 
@@ -77,7 +78,7 @@ async def _check_ropes(info: EngineInfo, token: int, ask: Ask) -> None:
         )
 
 
-async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprobs: Logprobs) -> None:
+async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprobs: Logprobs, top: int) -> None:
     header, fact, rest = info.block_size + 5, 7, 3
     if header + fact + rest >= info.max_model_len or (header + fact) * info.bytes_per_token > info.record_bytes:
         header, fact, rest = 5, 4, 2
@@ -92,15 +93,15 @@ async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprob
         raise SelfTestError(f"Records were not made at start: {encoded.refused}")
     stored = [Segment("header", part, name) for part, name in zip(parts, LAYOUT, strict=False)]
     segments = (*stored, Segment("text", parts[2]))
-    plain, _ = await logprobs(tokens, {}, TOP)
-    injected, answer = await logprobs(tokens, wire.inject_params(PromptPlan(segments)), TOP)
+    plain, _ = await logprobs(tokens, {}, top)
+    injected, answer = await logprobs(tokens, wire.inject_params(PromptPlan(segments)), top)
     if not answer or answer.get("tokens_injected") != header + fact:
         raise SelfTestError(f"Records were made but not injected at start: {answer}")
     kl = divergence(plain, injected)
     if not kl <= max_kl(info):
         raise SelfTestError(
             f"With injected KV, {info.model} answers differently than with plain prefill (KL {kl:.3g} nats over the "
-            f"{TOP} most likely tokens). Please report model, GPU and vLLM version; connector=False serves without "
+            f"{top} most likely tokens). Please report model, GPU and vLLM version; connector=False serves without "
             "memory."
         )
 

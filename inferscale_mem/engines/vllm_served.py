@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from inferscale_mem import wire
 from inferscale_mem.engines.over_requests import Output, Requests
-from inferscale_mem.engines.self_test import run_self_test
+from inferscale_mem.engines.self_test import TOP, run_self_test
 from inferscale_mem.engines.vllm_requests import engine_info, read_outputs, sampling_params
 from inferscale_mem.errors import ConfigError, EngineError, UnsupportedModelError
 from inferscale_mem.kv.connector import read_key
@@ -112,7 +112,9 @@ class ServedEngine:
         self.info = engine_info(model, self._vllm_config, status)
         extra = self._vllm_config.kv_transfer_config.kv_connector_extra_config
         if extra.get("self_test", True):
-            await run_self_test(self.info, self.vocab_size, self.requests.ask, self.requests.logprobs)
+            most = self._vllm_config.model_config.max_logprobs
+            top = TOP if most < 0 else min(TOP, most)
+            await run_self_test(self.info, self.vocab_size, self.requests.ask, self.requests.logprobs, top=top)
         self._listen()
 
     def _listen(self) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.messages import HumanMessage
 from live_server import LiveServer, live_server
 from openai import OpenAI
 
-from inferscale_mem import InferScaleMemory, wire
+from inferscale_mem import ChatInferScale, InferScaleMemory, wire
 from inferscale_mem.handles import ALPHABET
 from inferscale_mem.testing.scene import KEY
 from inferscale_mem.types import PromptPlan, Sampling, Scope, Segment
@@ -108,6 +109,18 @@ def test_a_stream_without_usage_has_no_chunk_more(memory: InferScaleMemory, clie
     tell(memory)
     chunks = list(create(client, prompt(memory, "What am I allergic to?"), stream=True))
     assert all(chunk.choices for chunk in chunks)
+
+
+def test_the_chat_model_on_the_same_server(memory: InferScaleMemory) -> None:
+    tell(memory)
+    chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=24)
+    hits = memory.search("What is the name of my dog?", filters={"user_id": "alice"}, top_k=3, threshold=0.0)
+    answer = chat.invoke([HumanMessage("What is the name of my dog?")], memories=hits)
+    assert answer.response_metadata["inferscale"]["facts_injected"] == 3
+    chunks = list(chat.stream([HumanMessage("What is the name of my dog?")], memories=hits))
+    assert len(chunks) > 2
+    reports = [c.response_metadata["inferscale"] for c in chunks if "inferscale" in c.response_metadata]
+    assert [report["facts_injected"] for report in reports] == [3]
 
 
 def forged(handle: str) -> str:
