@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from inferscale_mem.remote import Announcement
 from inferscale_mem.types import (
@@ -13,11 +13,16 @@ from inferscale_mem.types import (
     EngineInfo,
     EngineStatus,
     Fact,
+    InjectReport,
     Messages,
     PromptPlan,
     Sampling,
     Scope,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ChatTokenizer(Protocol):
@@ -110,6 +115,34 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What an engine can do beside answering: say how likely a given answer is. Evaluation needs it, apps do not.
+
+    A conformance suite of its own (``inferscale_mem.testing.ScorerConformance``) holds implementations to this.
+    """
+
+    def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
+        """Log-probabilities of every token of the vocabulary, at each place of an answer that is given.
+
+        Memories are injected as for ``Engine.generate``.
+
+        Args:
+            plan: of the prompt.
+            answer: token ids.
+
+        Returns:
+            Natural logarithms [len(answer), vocabulary] float32, row i given the prompt and ``answer[:i]``; and what
+            was injected.
+
+        Raises:
+            InputError: the answer is empty, or its tokens are not in the vocabulary.
+            PromptTooLongError: prompt and answer do not fit the model's context.
+            EngineClosedError: after close().
+        """
         ...
 
 

@@ -7,22 +7,27 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from inferscale_mem.accounting import NOT_INJECTED as NOT_INJECTED
 from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
 from inferscale_mem.accounting import account, why_not
 from inferscale_mem.config import EncodingConfig
 from inferscale_mem.encoding import parse_policy
-from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, ScopeError
+from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, InputError, ScopeError
 from inferscale_mem.handles import HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
-from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.protocols import Engine, FactIndex, Scorer
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
 from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 from inferscale_mem.wire import NO_CONNECTOR as NO_CONNECTOR
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +213,7 @@ class MemoryService:
         scope: Scope | None = None,
         tools: Tools | None = None,
         call: str | None = None,
+        text_tail: int | None = None,
     ) -> PromptPlan:
         """The prompt for these messages, with the memories whose handles stand in system messages or in ``memories``.
 
@@ -217,6 +223,7 @@ class MemoryService:
             scope: whose facts may be shown; None takes it from the handles.
             tools: as chat templates take them.
             call: have the answer begin as a call of this tool, ``prompt.ANY_TOOL`` for any of them.
+            text_tail: leave so many facts to ordinary prefill; None: as configured.
 
         Raises:
             ChatTemplateError: the model has no template, or it refuses these messages.
@@ -231,7 +238,7 @@ class MemoryService:
             scope=resolved.scope,
             store=self.signer.store,
             missed=resolved.missed,
-            text_tail=self.config.text_tail,
+            text_tail=self.config.text_tail if text_tail is None else text_tail,
             tools=tools,
             call=call,
         )
@@ -281,6 +288,23 @@ class MemoryService:
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
+
+    def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
+        """How likely a given answer is behind a plan's prompt, see ``protocols.Scorer``; the report as in ``generate``.
+
+        Raises:
+            InputError: the engine is no Scorer, or the answer is empty.
+            PromptTooLongError: prompt and answer do not fit the model's context.
+        """
+        if not isinstance(self.engine, Scorer):
+            raise InputError(f"{self.engine.info.version} does not give probabilities of whole answers.")
+        check_length(plan, self.engine.info.max_model_len, len(answer))
+        if header := self._header_to_inject(plan):
+            self.recorder.ensure_header(header)
+        since = self.recorder.moment
+        scores, report = self.engine.score(plan, answer)
+        self.recorder.observe(report, plan, since)
+        return scores, self.account(plan, report)
 
     def _complete(self, plan: PromptPlan, chunk: Chunk, since: int) -> Chunk:
         if chunk.report is None:

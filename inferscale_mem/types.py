@@ -274,6 +274,8 @@ class Sampling:
     """Constrain the answer to this JSON schema."""
     skip_special_tokens: bool = True
     """False: special tokens are part of the answer's text, but for the one that ends it."""
+    detokenize: bool = True
+    """False: the answer's text is not wanted, and may be left empty; saves time with log-probs of many tokens."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,27 @@ import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inferscale_mem.config import EngineConfig, InferScaleConfig
-from inferscale_mem.errors import EngineClosedError, MissingDependencyError
+from inferscale_mem.errors import EngineClosedError, InputError, MissingDependencyError
 from inferscale_mem.models import resolve_model
-from inferscale_mem.protocols import ChatTokenizer, Engine
+from inferscale_mem.protocols import ChatTokenizer, Engine, Scorer
 from inferscale_mem.remote import Announcement
-from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
+from inferscale_mem.types import (
+    Chunk,
+    EncodePlan,
+    EncodeReport,
+    EngineInfo,
+    EngineStatus,
+    InjectReport,
+    PromptPlan,
+    Sampling,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
@@ -114,6 +127,17 @@ class SharedEngine:
     def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncIterator[Chunk]:
         """See protocols.Engine."""
         return self._held.agenerate(plan, sampling)
+
+    def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
+        """See protocols.Scorer.
+
+        Raises:
+            InputError: this engine is none.
+        """
+        engine = self._held
+        if not isinstance(engine, Scorer):
+            raise InputError(f"{engine.info.version} does not give probabilities of whole answers; use vLLM.")
+        return engine.score(plan, answer)
 
     def drop(self, handles: Sequence[str]) -> None:
         """See protocols.Engine."""

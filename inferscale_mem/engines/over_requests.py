@@ -3,15 +3,19 @@ behind HTTP have in common."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inferscale_mem import wire
 from inferscale_mem.engines.base import EngineBase
-from inferscale_mem.engines.requests import check_encode, check_generate
+from inferscale_mem.engines.requests import check_encode, check_generate, check_score
 from inferscale_mem.errors import EngineError
 from inferscale_mem.tokenizer import HFChatTokenizer
 from inferscale_mem.types import (
@@ -20,6 +24,7 @@ from inferscale_mem.types import (
     EncodeReport,
     EngineInfo,
     EngineStatus,
+    InjectReport,
     PromptPlan,
     Sampling,
 )
@@ -89,7 +94,7 @@ class Requests:
         """First-token log-probs of a prompt, and the connector's answer."""
         answer: Mapping[str, Any] | None = None
         found: Mapping[int, float] = {}
-        async for output in self.run(tokens, replace(ONE_TOKEN, logprobs=top), params):
+        async for output in self.run(tokens, replace(ONE_TOKEN, logprobs=top, detokenize=False), params):
             answer = output.answer or answer
             for chunk in output.chunks:
                 found = chunk.logprobs[0] if chunk.logprobs else found
@@ -102,7 +107,7 @@ class Requests:
 
 
 class RequestEngine(EngineBase):
-    """Engine over requests. A subclass sets ``_info``, ``_tokenizer``, ``_vocab_size`` and ``_requests``."""
+    """Engine and Scorer over requests. A subclass sets ``_info``, ``_tokenizer``, ``_vocab_size`` and ``_requests``."""
 
     _info: EngineInfo
     _tokenizer: HFChatTokenizer
@@ -127,8 +132,7 @@ class RequestEngine(EngineBase):
 
     async def _generate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         room = check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
-        asks = self._info.connector and any(segment.record for segment in plan.segments)
-        params = wire.inject_params(plan) if asks else {}
+        params = self._inject_params(plan)
         started, ttft_ms, answer, waiting = time.perf_counter(), None, None, sampling.n
         last: Chunk | None = None
         async with contextlib.aclosing(self._requests.run(plan.token_ids, sampling, params, room)) as outputs:
@@ -145,6 +149,28 @@ class RequestEngine(EngineBase):
         if last is None:
             raise EngineError("The engine ended a request before its answer was complete; its log names the cause.")
         yield replace(last, report=wire.inject_report(plan, answer, ttft_ms))
+
+    def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
+        """See protocols.Scorer. One request of one token for each of the answer's places, all at once.
+
+        vLLM gives probabilities of a prompt's own tokens only where it computes all of them, so never behind injected
+        memories; but requests that inject the same records share their blocks in the prefix cache.
+        """
+        return self._submit(self._score(plan, tuple(answer))).result()
+
+    async def _score(self, plan: PromptPlan, answer: tuple[int, ...]) -> tuple[NDArray[np.float32], InjectReport]:
+        check_score(plan, answer, self._info.max_model_len, self._vocab_size)
+        params, prompt = self._inject_params(plan), plan.token_ids
+        prefixes = [[*prompt, *answer[:i]] for i in range(len(answer))]
+        found = await asyncio.gather(*(self._requests.logprobs(prefix, params, -1) for prefix in prefixes))
+        scores = np.full((len(answer), self._vocab_size), -np.inf, np.float32)
+        for row, (logprobs, _) in zip(scores, found, strict=True):
+            row[list(logprobs)] = list(logprobs.values())
+        return scores, wire.inject_report(plan, found[0][1], None)
+
+    def _inject_params(self, plan: PromptPlan) -> dict[str, Any]:
+        asks = self._info.connector and any(segment.record for segment in plan.segments)
+        return wire.inject_params(plan) if asks else {}
 
     async def _drop(self, handles: Sequence[str]) -> None:
         if handles and self._info.connector:

@@ -83,6 +83,19 @@ def check_generate(plan: PromptPlan, sampling: Sampling, max_model_len: int, voc
     return sampling.max_tokens if sampling.max_tokens is not None else room
 
 
+def check_score(plan: PromptPlan, answer: Sequence[int], max_model_len: int, vocab_size: int) -> None:
+    """Refuse an answer that cannot be scored.
+
+    Raises:
+        InputError: it is empty, or tokens are not in the vocabulary.
+        PromptTooLongError: prompt and answer do not fit the model's context.
+    """
+    if not answer:
+        raise InputError("An empty answer has no probability; give at least one token.")
+    _check_tokens(answer, vocab_size)
+    check_generate(plan, Sampling(max_tokens=len(answer)), max_model_len, vocab_size)
+
+
 def find_context(directory: Directory, plan: EncodePlan) -> Injection:
     """Records of an encode plan's context that are at hand: leading segments that end before the first span."""
     limit = plan.spans[0].start

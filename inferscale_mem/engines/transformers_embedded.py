@@ -14,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines import requests
@@ -34,7 +36,17 @@ from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.directory import Directory, Record
 from inferscale_mem.kv.slab import PAGE_SIZE
 from inferscale_mem.tokenizer import HFChatTokenizer, load_tokenizer
-from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling, Span
+from inferscale_mem.types import (
+    Chunk,
+    EncodePlan,
+    EncodeReport,
+    EngineInfo,
+    EngineStatus,
+    InjectReport,
+    PromptPlan,
+    Sampling,
+    Span,
+)
 
 T = TypeVar("T")
 
@@ -43,7 +55,7 @@ PREFILL_TOKENS = 1024
 
 
 class TransformersEngine(EngineBase):
-    """``protocols.Engine`` on transformers.
+    """``protocols.Engine``, and ``Scorer``, on transformers.
 
     Args:
         model: local path or Hugging Face id.
@@ -184,19 +196,39 @@ class TransformersEngine(EngineBase):
 
     async def _start(self, plan: PromptPlan, sampling: Sampling, injection: Injection) -> Answers:
         """Inject, prefill the rest of the prompt, and get ready for the first token."""
-        self._directory.pin(injection.records)
-        try:
-            prompt, schema = plan.token_ids, sampling.json_schema
-            guides = await self._run(lambda: self._guides.make(schema, sampling.n)) if schema is not None else []
-            cache = self._model.new_cache()
-            logits = await self._prefill(prompt, injection, cache)
-        finally:
-            self._directory.unpin(injection.records)
+        prompt, schema = plan.token_ids, sampling.json_schema
+        guides = await self._run(lambda: self._guides.make(schema, sampling.n)) if schema is not None else []
+        logits, cache = await self._prompt(prompt, injection)
         answers = [
             Answer(i, prompt, sampling, self._tokenizer, self._end_tokens, guides[i] if guides else None)
             for i in range(sampling.n)
         ]
         return Answers(self._model, cache, logits, answers)
+
+    def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
+        """See protocols.Scorer. One forward pass over the answer, behind the prompt."""
+        return self._submit(self._score(plan, tuple(answer))).result()
+
+    async def _score(self, plan: PromptPlan, answer: tuple[int, ...]) -> tuple[NDArray[np.float32], InjectReport]:
+        requests.check_score(plan, answer, self._model.max_model_len, self._model.vocab_size)
+        injection = self._find_records(plan)
+        requests.count(self._directory, injection)
+        logits, cache = await self._prompt(plan.token_ids, injection)
+        given = [answer[:-1]] if len(answer) > 1 else []
+        if given:
+            rest = await self._run(lambda: self._model.forward_last(given, cache, len(given[0])))
+            logits = torch.cat([logits, rest[0]])
+        scores: NDArray[np.float32] = logits.log_softmax(-1).numpy()
+        return scores, requests.report(plan, injection, None)
+
+    async def _prompt(self, prompt: Sequence[int], injection: Injection) -> tuple[torch.Tensor, RecordingCache]:
+        """Inject, and compute the rest of a prompt: its last position's logits [1, vocab], and its cache."""
+        cache = self._model.new_cache()
+        self._directory.pin(injection.records)
+        try:
+            return await self._prefill(prompt, injection, cache), cache
+        finally:
+            self._directory.unpin(injection.records)
 
     async def _prefill(self, prompt: Sequence[int], injection: Injection, cache: RecordingCache) -> torch.Tensor:
         """Fill an empty cache with records and the computed rest of a prompt; returns the last position's logits."""

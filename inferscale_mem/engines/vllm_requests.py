@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from vllm import RequestOutput, SamplingParams
 from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.logprobs import FlatLogprobs
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -56,6 +57,8 @@ def sampling_params(
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             skip_special_tokens=sampling.skip_special_tokens,
+            detokenize=sampling.detokenize,
+            flat_logprobs=sampling.logprobs == -1,
             structured_outputs=StructuredOutputsParams(json={**JSON_STYLE, **schema}) if schema is not None else None,
             extra_args={"kv_transfer_params": dict(kv_transfer_params)} if kv_transfer_params else None,
             output_kind=RequestOutputKind.DELTA,
@@ -81,8 +84,19 @@ async def read_outputs(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGen
 def _chunk(piece: Any) -> Chunk:
     logprobs = None
     if piece.logprobs is not None:
-        logprobs = tuple({token: entry.logprob for token, entry in position.items()} for position in piece.logprobs)
+        logprobs = tuple(_flat(piece.logprobs) if isinstance(piece.logprobs, FlatLogprobs) else _nested(piece.logprobs))
     return Chunk(piece.index, piece.text, tuple(piece.token_ids), logprobs, piece.finish_reason)
+
+
+def _nested(positions: Iterable[Any]) -> Iterator[dict[int, float]]:
+    for position in positions:
+        yield {token: entry.logprob for token, entry in position.items()}
+
+
+def _flat(logprobs: FlatLogprobs) -> Iterator[dict[int, float]]:
+    """The form that makes no object per token of the vocabulary."""
+    for start, end in zip(logprobs.start_indices, logprobs.end_indices, strict=True):
+        yield dict(zip(logprobs.token_ids[start:end], logprobs.logprobs[start:end], strict=True))
 
 
 def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] | None) -> EngineInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ class Outcome:
         age: when the fact was made, in seconds since 1970.
         tokens_prefilled: tokens the engine computed.
         tokens_injected: tokens of context that came from records.
+        seconds: that the engine took.
     """
 
     refused: str | None
@@ -35,6 +37,7 @@ class Outcome:
     age: float
     tokens_prefilled: int
     tokens_injected: int
+    seconds: float
 
 
 class FactEncoder:
@@ -104,12 +107,14 @@ class FactEncoder:
         for segment in plan.segments:
             if segment.kind == "header":
                 self._headers.ensure(segment)
+        began = time.perf_counter()
         report = self._engine.encode(_unread(plan))
+        seconds = time.perf_counter() - began
         record = self._planner.record_id(job.handle)
         refused = None if record in report.encoded else report.refused.get(record, "the engine did not keep it")
         # Context that was prefilled as text has been seen no less than context that was injected.
         context = frozenset(s.handle for s in plan.segments if s.handle is not None and s.handle != job.handle)
-        return Outcome(refused, context, made_at(fact), report.tokens_prefilled, report.tokens_injected)
+        return Outcome(refused, context, made_at(fact), report.tokens_prefilled, report.tokens_injected, seconds)
 
 
 def _unread(plan: EncodePlan) -> EncodePlan:

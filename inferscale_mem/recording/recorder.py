@@ -106,7 +106,8 @@ class Recorder:
         """What it has done since it was made.
 
         "encoded", "refused", "failed", "skipped" (gone from the index), "spoiled" (something it was made of was removed
-        meanwhile), "again" (dropped and queued again), "evicted", "tokens_prefilled", "tokens_injected".
+        meanwhile), "again" (dropped and queued again), "evicted", "tokens_prefilled", "tokens_injected",
+        "encode_us" (microseconds that the engine took).
         """
         with self._state:
             return Counter(self._ledger.counters)
@@ -290,6 +291,7 @@ class Recorder:
     def _settle(self, flight: Flight, outcome: Outcome) -> bool:
         """Note what came out; True if it must be dropped, because something it was made of was removed meanwhile."""
         with self._state:
+            self._ledger.counters["encode_us"] += round(1e6 * outcome.seconds)
             self._ledger.counters["tokens_prefilled"] += outcome.tokens_prefilled
             self._ledger.counters["tokens_injected"] += outcome.tokens_injected
             if flight.spoiled(outcome.context):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from inferscale_mem.testing.bytes_tokenizer import BytesTokenizer as BytesTokenizer
 from inferscale_mem.testing.conformance import EngineConformance as EngineConformance
+from inferscale_mem.testing.conformance_scores import ScorerConformance as ScorerConformance
 from inferscale_mem.testing.fake_engine import FakeEngine as FakeEngine
 
-__all__ = ["BytesTokenizer", "EngineConformance", "FakeEngine"]
+__all__ = ["BytesTokenizer", "EngineConformance", "FakeEngine", "ScorerConformance"]

@@ -9,7 +9,7 @@ import tiny_models
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
 from inferscale_mem.protocols import Engine
-from inferscale_mem.testing import EngineConformance
+from inferscale_mem.testing import EngineConformance, ScorerConformance
 from inferscale_mem.testing.scene import KEY
 
 
@@ -44,6 +44,6 @@ def settings(**changes: Any) -> EngineConfig:
     return EngineConfig(**{**given, **changes})
 
 
-class TestTransformersEngine(EngineConformance):
+class TestTransformersEngine(EngineConformance, ScorerConformance):
     exact_tolerance = 1e-4
     batch_tolerance = 1e-5

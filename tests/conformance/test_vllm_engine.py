@@ -8,7 +8,7 @@ import tiny_models
 
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.protocols import Engine
-from inferscale_mem.testing import EngineConformance
+from inferscale_mem.testing import EngineConformance, ScorerConformance
 from inferscale_mem.testing.scene import KEY
 
 pytestmark = pytest.mark.engine
@@ -48,6 +48,6 @@ def make_engine(path: str, engine: Engine) -> Iterator[Callable[..., Engine]]:
         one.close()
 
 
-class TestVllmEngine(EngineConformance):
+class TestVllmEngine(EngineConformance, ScorerConformance):
     exact_tolerance = 1e-3
     batch_tolerance = 1e-4

@@ -77,11 +77,15 @@ class HFModel:
         Returns:
             Logits of the last position, [B, vocab_size] float32 on the CPU.
         """
+        return self.forward_last(ids, cache, 1)[:, -1]
+
+    def forward_last(self, ids: Sequence[Sequence[int]], cache: RecordingCache, n: int) -> torch.Tensor:
+        """As ``forward``; logits of the last n positions, [B, n, vocab_size] float32 on the CPU."""
         with torch.inference_mode():
             made = self._model(
-                input_ids=torch.tensor(ids, device=self.device), past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=torch.tensor(ids, device=self.device), past_key_values=cache, use_cache=True, logits_to_keep=n
             )
-            logits: torch.Tensor = made.logits[:, -1].float().cpu()
+            logits: torch.Tensor = made.logits[:, -n:].float().cpu()
         return logits
 
     def _probe(self, num_layers: int) -> tuple[LayerShape, ...]:

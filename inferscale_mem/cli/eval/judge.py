@@ -1,0 +1,118 @@
+"""A language model that says whether an answer is right, behind any OpenAI-compatible endpoint.
+
+A judge is a measuring instrument with an error of its own, so it is measured too: it also judges planted wrong answers,
+the right answers of other questions of the same category. The share that it accepts is its false-accept rate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inferscale_mem.cli.eval.locomo import Conversation, Question
+from inferscale_mem.cli.eval.log import ANSWER, KEYS, VERDICT, Log
+from inferscale_mem.cli.eval.scoring import words
+from inferscale_mem.errors import EngineError, InputError
+
+TIMEOUT_S = 120.0
+
+PROMPT = """\
+Does an answer to a question about two people's lives say what the right answer says? It may be longer, or put \
+differently; a date may be written in any way. It is wrong if it names another fact, or none.
+
+Question: {question}
+Right answer: {gold}
+Answer to judge: {answer}
+
+Reply with one word, RIGHT or WRONG."""
+
+_VERDICT = re.compile(r"\b(right|wrong)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model behind an endpoint.
+
+    Attributes:
+        url: up to and including "/v1".
+        model: its name there.
+        key: sent as bearer token; "" sends none.
+    """
+
+    url: str
+    model: str
+    key: str = ""
+
+    def accepts(self, question: str, gold: str, answer: str) -> bool:
+        """Whether the answer is right. An empty one is wrong without asking.
+
+        Raises:
+            InputError: the endpoint does not take the request.
+            EngineError: it cannot be reached, fails, or gives no verdict.
+        """
+        if not answer.strip():
+            return False
+        prompt = PROMPT.format(question=question, gold=gold, answer=answer)
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+            "max_tokens": 16,
+        }
+        said = self._ask(body)
+        verdicts: list[str] = [found.lower() for found in _VERDICT.findall(said)]
+        if not verdicts:
+            raise EngineError(f"The judge {self.model} gave no verdict but {said[:80]!r}; take a model that follows.")
+        return verdicts[-1] == "right"
+
+    def _ask(self, body: Mapping[str, Any]) -> str:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        try:
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+                return str(json.load(reply)["choices"][0]["message"]["content"] or "")
+        except urllib.error.HTTPError as error:
+            said = error.read(300).decode(errors="replace")
+            kind = InputError if 400 <= error.code < 500 and error.code != 429 else EngineError
+            raise kind(f"The judge at {url} answers {error.code}: {said}") from error
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"The judge at {url} cannot be asked ({error}); check --judge-url.") from error
+
+
+def planted(questions: Sequence[Question]) -> Iterator[tuple[Question, str]]:
+    """Questions with a wrong answer: the right one of the next question of the same category whose words differ."""
+    for place, question in enumerate(questions):
+        others = [*questions[place + 1 :], *questions[:place]]
+        mine = set(words(question.answer))
+        wrong = next((o for o in others if o.category == question.category and not mine & set(words(o.answer))), None)
+        if wrong is not None:
+            yield question, wrong.answer
+
+
+def judge_all(
+    judge: Judge, conversations: Sequence[Conversation], log: Log, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Verdicts on all answers in the log that have none yet, and on planted wrong ones; what the latter came to."""
+    questions = {(one.id, question.number): question for one in conversations for question in one.questions}
+    lines = [line for line in log.lines(ANSWER) if "answer" in line]
+    for number, line in enumerate(lines):
+        key = {name: {**line, "judge": judge.model}[name] for name in KEYS[VERDICT]}
+        question = questions.get((line["conversation"], line["question"]))
+        if question is not None and not log.has(VERDICT, *key.values()):
+            say(f"judging answer {number + 1} of {len(lines)}")
+            log.add(VERDICT, {**key, "accepted": judge.accepts(question.text, question.answer, line["answer"])})
+    wrong = [pair for one in conversations for pair in planted(one.questions)]
+    accepted = 0
+    for number, (question, answer) in enumerate(wrong):
+        say(f"judging planted wrong answer {number + 1} of {len(wrong)}")
+        accepted += judge.accepts(question.text, question.answer, answer)
+    rate = accepted / len(wrong) if wrong else None
+    return {"model": judge.model, "planted_wrong": len(wrong), "false_accept_rate": rate}

@@ -1,0 +1,232 @@
+"""``eval locomo`` on a made-up file: real Mem0, real Qdrant, the real embedder; a tiny model with random weights."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import locomo_file
+import pytest
+import tiny_models
+
+from inferscale_mem.cli import main as cli
+from inferscale_mem.cli.eval import asking, command
+from inferscale_mem.cli.eval.judge import Judge, planted
+from inferscale_mem.cli.eval.locomo import read
+from inferscale_mem.errors import EngineError, InputError
+
+POLICIES = ("alone", "fact_chain(2, nearest)", "dialog_window(2)")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return locomo_file.save(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def given(model: str, data: Path) -> list[str]:
+    policies = [part for policy in POLICIES[1:] for part in ("--policy", policy)]
+    fixed = ["--engine", "transformers", "--dtype", "float32", "--model", model, "--record-gb", "0.05"]
+    return ["eval", "locomo", "--data", str(data), *fixed, *policies, "--k", "2,4", "--max-tokens", "4", "--again", "1"]
+
+
+@pytest.fixture(scope="module")
+def written(given: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("out") / "eval.json"
+    assert cli.main([*given, "--text-tail", "0,1", "--json", str(file)]) == 0
+    return file
+
+
+@pytest.fixture(scope="module")
+def result(written: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+    return found
+
+
+def row(result: dict[str, Any], policy: str, k: int, text_tail: int = 0) -> dict[str, Any]:
+    (found,) = [r for r in result["rows"] if (r["policy"], r["k"], r["text_tail"]) == (policy, k, text_tail)]
+    return found
+
+
+def test_every_condition_has_a_row_with_what_was_promised(result: dict[str, Any], written: Path) -> None:
+    names = {"policy", "k", "n", "dll", "dll_se", "kl_mean", "kl_mean_se", "kl_first", "top1", "f1", "closed_kl"}
+    names |= {"closed_ll", "encode_tokens_per_fact"}
+    assert all(names <= set(one) for one in result["rows"])
+    tails = [(policy, tail) for policy in POLICIES[1:] for tail in (0, 1)]
+    expected = [("text", 0), ("text again", 0), ("none", 0), ("alone", 0), *tails]
+    assert [(r["k"], r["policy"], r["text_tail"]) for r in result["rows"]] == [
+        (k, *c) for k in (2, 4) for c in expected
+    ]
+    assert {r["n"] for r in result["rows"]} == {8, 2}
+    assert row(result, "text again", 4)["n"] == 2
+    assert result["meta"]["questions"] == {"c-1": 4, "c-2": 4}
+    assert len(result["meta"]["data_sha256"]) == 64 and result["meta"]["torch"] and result["meta"]["fingerprint"]
+    assert written.with_suffix(".png").stat().st_size > 1000
+
+
+def test_plain_text_is_what_everything_is_measured_from(result: dict[str, Any]) -> None:
+    for k in (2, 4):
+        text, again = row(result, "text", k), row(result, "text again", k)
+        assert (text["dll"], text["kl_mean"], text["top1"], text["closed_kl"]) == (0, 0, 1, None)
+        assert abs(again["kl_mean"]) < 1e-9, "the same request gives the same on this engine"
+        alone = row(result, "alone", k)
+        assert alone["kl_mean"] > 1e-3 and alone["closed_kl"] == alone["closed_ll"] == 0
+        assert row(result, "none", k)["kl_mean"] > 1e-3
+        assert alone["kl_mean_se"] > 0 and alone["facts"] == k
+
+
+def test_context_costs_what_it_should(result: dict[str, Any]) -> None:
+    own = row(result, "alone", 2)["encode_tokens_per_fact"]
+    chained = row(result, "fact_chain(2, nearest)", 2)
+    assert chained["encode_tokens_per_fact"] == own and chained["encode_tokens_per_own"] == 1
+    assert row(result, "dialog_window(2)", 2)["encode_tokens_per_fact"] > 1.5 * own
+    assert chained["encode_ms_per_fact"] > 0 and chained["answer_ms"] > 0
+
+
+def test_what_is_left_to_prefill_is_nearer_to_text(result: dict[str, Any]) -> None:
+    """The tail of two facts leaves one injected behind the header, which some policies have seen and others not."""
+    for policy in POLICIES[1:]:
+        assert row(result, policy, 2, 1)["kl_mean"] < row(result, policy, 2, 0)["kl_mean"]
+        assert row(result, policy, 2, 1)["closed_kl"] > row(result, policy, 2, 0)["closed_kl"]
+
+
+def test_categories_and_halves_add_up(result: dict[str, Any]) -> None:
+    every = [r for r in result["by_category"] if (r["policy"], r["k"]) == ("alone", 4)]
+    assert {(r["category"], r["n"]) for r in every} == {(1, 2), (2, 2), (4, 4)}
+    whole = row(result, "alone", 4)
+    assert sum(r["n"] * r["kl_mean"] for r in every) / 8 == pytest.approx(whole["kl_mean"], abs=1e-5)
+    halves = [r for r in result["by_half"] if (r["policy"], r["k"]) == ("alone", 4)]
+    assert [r["conversations"] for r in halves] == [["c-1"], ["c-2"]]
+    assert sum(r["kl_mean"] for r in halves) / 2 == pytest.approx(whole["kl_mean"], abs=1e-5)
+
+
+def test_it_goes_on_where_it_was_stopped(
+    given: list[str], written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = written.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    file = tmp_path / "again.json"
+    # All of the first conversation, half of the second, and a line that was cut off.
+    half = len(lines) * 3 // 4
+    file.with_suffix(".jsonl").write_text("\n".join([*lines[:half], lines[half][:20]]), encoding="utf-8")
+    asked: list[str] = []
+    real = asking.opened
+    monkeypatch.setattr(asking, "opened", lambda one, *rest: asked.append(one.id) or real(one, *rest))
+    assert cli.main([*given, "--text-tail", "0,1", "--json", str(file)]) == 0
+    assert asked == ["c-2"]
+    first, second = (json.loads(f.read_text(encoding="utf-8"))["rows"] for f in (written, file))
+    timeless = [{name: v for name, v in one.items() if not name.endswith(("_ms", "_ms_per_fact"))} for one in first]
+    assert timeless == [{name: v for name, v in one.items() if name in timeless[0]} for one in second]
+
+
+def test_a_log_of_other_settings_is_not_mixed_in(
+    given: list[str], written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    file.with_suffix(".jsonl").write_bytes(written.with_suffix(".jsonl").read_bytes())
+    assert cli.main([*given, "--dates", "off", "--json", str(file)]) == 2
+    assert "dates='behind'" in capsys.readouterr().err
+
+
+def test_without_a_file_it_prints_a_table(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    some = ["--questions", "1", "--conversations", "c-2", "--categories", "4", "--max-tokens", "0", "--at-once", "2"]
+    assert cli.main([*given, *some]) == 0
+    shown = capsys.readouterr()
+    assert "fact_chain(2, nearest)" in shown.out and "closed KL %" in shown.out
+    assert "answers" in shown.err or "facts to encode" in shown.err or "adding fact" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--policy", "fact_chian(8)"], "known are"),
+        (["--k", "0"], "1 or more"),
+        (["--questions", "0"], "1 or more"),
+        (["--conversations", "c-9"], "c-1"),
+        (["--categories", "3"], "No question"),
+        (["--record-gb", "0.0003"], "--record-gb"),
+        (["--judge-url", "http://127.0.0.1:1/v1"], "--judge-model"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(
+    given: list[str], wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*given, *wrong]) in (1, 2)
+    assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An OpenAI-compatible server that finds answers right which share a letter pair with the right one."""
+    seen: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append({"path": self.path, "key": self.headers["Authorization"], **body})
+            said = body["messages"][0]["content"]
+            verdict = "Hm. RIGHT." if "judge: Lyon" in said else "wrong"
+            reply = json.dumps({"choices": [{"message": {"content": verdict}}]}).encode()
+            self.send_response(200 if body["model"] == "strict" else 404)
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", seen
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_judge_and_how_often_it_accepts_what_is_wrong(
+    given: list[str], written: Path, endpoint: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    url, seen = endpoint
+    file, key = tmp_path / "judged.json", tmp_path / "key"
+    file.with_suffix(".jsonl").write_bytes(written.with_suffix(".jsonl").read_bytes())
+    key.write_text("secret\n", encoding="utf-8")
+    judge = ["--judge-url", url, "--judge-model", "strict", "--judge-key-file", str(key)]
+    assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 0
+    result = json.loads(file.read_text(encoding="utf-8"))
+    # Planted: Lyon for bread, bread for Lyon, in both conversations; it accepts Lyon for bread.
+    assert result["meta"]["judge"] == {"model": "strict", "planted_wrong": 4, "false_accept_rate": 0.5}
+    assert all(one["judged_right"] == {"strict": 0.0} for one in result["rows"])
+    assert {(one["path"], one["key"], one["temperature"]) for one in seen} == {
+        ("/v1/chat/completions", "Bearer secret", 0)
+    }
+    asked = len(seen)
+    assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 0
+    assert len(seen) == asked + 4, "verdicts are kept; only planted answers are judged again"
+
+
+def test_a_judge_that_cannot_be_asked(endpoint: tuple[str, list[dict[str, Any]]]) -> None:
+    with pytest.raises(InputError, match="404"):
+        Judge(endpoint[0], "unknown").accepts("q", "a", "b")
+    with pytest.raises(EngineError, match="--judge-url"):
+        Judge("http://127.0.0.1:9/v1", "strict").accepts("q", "a", "b")
+    assert not Judge("http://127.0.0.1:9/v1", "strict").accepts("q", "a", " ")
+
+
+def test_planted_answers_are_wrong_and_of_the_same_category(data: Path) -> None:
+    (one, _), _ = read(data)
+    assert [(question.answer, wrong) for question, wrong in planted(one.questions)] == [
+        ("Lyon", "bread"),
+        ("bread", "Lyon"),
+    ]
+
+
+def test_questions_are_spread_over_the_list() -> None:
+    assert command._spread(range(10), 2) == [2, 7]
+    assert command._spread(range(3), 5) == [0, 1, 2]
