@@ -12,7 +12,7 @@ from live_server import SMALL, LiveServer, live_server
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines.vllm_server import VllmServerEngine
 from inferscale_mem.protocols import Engine
-from inferscale_mem.testing import EngineConformance
+from inferscale_mem.testing import EngineConformance, ScorerConformance
 from inferscale_mem.testing.scene import KEY
 
 pytestmark = pytest.mark.engine
@@ -56,6 +56,6 @@ def make_engine(path: str, server: LiveServer, engine: Engine) -> Iterator[Calla
         yield make
 
 
-class TestVllmServerEngine(EngineConformance):
+class TestVllmServerEngine(EngineConformance, ScorerConformance):
     exact_tolerance = 1e-3
     batch_tolerance = 1e-4
