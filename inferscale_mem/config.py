@@ -114,17 +114,19 @@ class EncodingConfig:
 
     Attributes:
         policy: as ``encoding.parse_policy`` takes it, e.g. "fact_chain(8, nearest)".
-        text_tail: leave the last n facts (the most similar) to ordinary prefill with the question.
+        text_tail: leave the last n facts (the most similar) to ordinary prefill with the question. "auto": as many as
+            the engine prefills at no measurable cost, which is measured at its start.
         max_fact_tokens: longer facts are refused; None: a quarter of the model's context.
     """
 
     policy: str = "fact_chain(8, nearest)"
-    text_tail: int = 0
+    text_tail: int | Literal["auto"] = 0
     max_fact_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.text_tail, int) or isinstance(self.text_tail, bool) or self.text_tail < 0:
-            raise ConfigError(f"encoding.text_tail={self.text_tail!r} must be a whole number, 0 or more.")
+        tail = self.text_tail
+        if tail != "auto" and (not isinstance(tail, int) or isinstance(tail, bool) or tail < 0):
+            raise ConfigError(f"encoding.text_tail={tail!r} must be a whole number, 0 or more, or 'auto'.")
         most = self.max_fact_tokens
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most <= 0):
             raise ConfigError(f"encoding.max_fact_tokens={most!r} must be a positive whole number.")

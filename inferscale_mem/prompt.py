@@ -8,8 +8,10 @@ in which the spelling of a special token is just characters.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from inferscale_mem import memory_block
@@ -107,6 +109,7 @@ class PromptPlanner:
         store: str,
         missed: Sequence[Miss] = (),
         text_tail: int = 0,
+        free_tokens: int = 0,
         tools: Tools | None = None,
         call: str | None = None,
     ) -> PromptPlan:
@@ -125,6 +128,7 @@ class PromptPlanner:
             store: the store the handles belong to.
             missed: handles that are known not to be valid, and why.
             text_tail: leave so many facts at the end of the block to prefill.
+            free_tokens: and as many as fit in so many tokens together with the text behind the block.
             tools: as chat templates take them.
             call: have the answer begin as a call of this tool, ANY_TOOL for any of them.
 
@@ -143,8 +147,10 @@ class PromptPlanner:
         mark = new_mark()
         before, behind = self._template.render_around(_marked(chat, facts, mark), mark, tools=tools, start=start)
         similar_first = dict.fromkeys(h for h in [*(order or ()), *_system_handles(chat), *facts] if h in facts)
-        block = self._block([(h, facts[h]) for h in similar_first], is_ready, text_tail)
-        segments = (self._header(before), *block, self._text(behind))
+        rest = self._text(behind)
+        block = self._block([(h, facts[h]) for h in similar_first], is_ready)
+        tail = max(text_tail, _fitting_tail(block, free_tokens - len(rest.token_ids)))
+        segments = (self._header(before), *_left_to_prefill(block, tail), rest)
         reading = self._reading(behind, with_tools, call)
         return PromptPlan(tuple(s for s in segments if s.token_ids), scope, store, misses, reading)
 
@@ -157,15 +163,9 @@ class PromptPlanner:
             return Reading(traits.form, reasoning_end=opened_by(text))
         return Reading(traits.form, call_of=call or None, in_call=call == ANY_TOOL, key=traits.key)
 
-    def _block(
-        self, similar_first: Sequence[tuple[str, Fact]], is_ready: Callable[[str], bool], text_tail: int
-    ) -> list[Segment]:
+    def _block(self, similar_first: Sequence[tuple[str, Fact]], is_ready: Callable[[str], bool]) -> list[Segment]:
         """Fact segments: most similar last, but those without a record at hand behind all others."""
-        segments = [self.fact_segment(fact.text, handle) for handle, fact in reversed(similar_first)]
-        ready_first = ready_in_front(segments, is_ready)
-        injected = max(0, len(segments) - text_tail)
-        tail = [Segment("fact", s.token_ids, None, s.handle) for s in ready_first[injected:]]
-        return [*ready_first[:injected], *tail]
+        return ready_in_front([self.fact_segment(f.text, handle) for handle, f in reversed(similar_first)], is_ready)
 
     def _make_header(self, text: str) -> Segment:
         tokens = tuple(self._tokenizer.encode(text, literal=False))
@@ -174,6 +174,18 @@ class PromptPlanner:
 
     def _text(self, text: str) -> Segment:
         return Segment("text", tuple(self._tokenizer.encode(text, literal=False)))
+
+
+def _fitting_tail(block: Sequence[Segment], room: int) -> int:
+    """How many facts at the end of a block fit in so many tokens."""
+    sums = itertools.accumulate(len(segment.token_ids) for segment in reversed(block))
+    return sum(1 for _ in itertools.takewhile(lambda length: length <= room, sums))
+
+
+def _left_to_prefill(block: Sequence[Segment], tail: int) -> list[Segment]:
+    """The block with so many facts at its end without a record."""
+    injected = max(0, len(block) - tail)
+    return [*block[:injected], *(replace(segment, record=None) for segment in block[injected:])]
 
 
 def ready_in_front(segments: Iterable[Segment], is_ready: Callable[[str], bool]) -> list[Segment]:

@@ -133,18 +133,20 @@ class Announcement:
         fingerprint: of the records, as it stands in their ids.
         text_tail: how many facts of a prompt are left to prefill.
         facts: handle -> fact.
+        free_tokens: and as many facts as fit in so many tokens, with what stands behind them.
     """
 
     store: str
     fingerprint: str
     text_tail: int
     facts: Mapping[str, Fact]
+    free_tokens: int = 0
 
     def to_bytes(self) -> bytes:
         """As it travels."""
         facts = [[handle, f.id, f.text, f.scope.owners, f.revision] for handle, f in self.facts.items()]
-        whole = {"store": self.store, "fingerprint": self.fingerprint, "text_tail": self.text_tail, "facts": facts}
-        return json.dumps(whole).encode("ascii")
+        how = {"fingerprint": self.fingerprint, "text_tail": self.text_tail, "free_tokens": self.free_tokens}
+        return json.dumps({"store": self.store, **how, "facts": facts}).encode("ascii")
 
     @classmethod
     def from_bytes(cls, body: bytes) -> Announcement:
@@ -159,7 +161,8 @@ class Announcement:
                 str(handle): Fact(str(name), str(text), Scope.of(owners), str(revision))
                 for handle, name, text, owners, revision in given["facts"]
             }
-            return cls(str(given["store"]), str(given["fingerprint"]), int(given["text_tail"]), facts)
+            tail, free = int(given["text_tail"]), int(given.get("free_tokens", 0))
+            return cls(str(given["store"]), str(given["fingerprint"]), tail, facts, free)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"The announcement cannot be read: {error}") from error
 

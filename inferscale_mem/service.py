@@ -21,6 +21,7 @@ from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex, Scorer
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
+from inferscale_mem.text_tail import free_tokens
 from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
 from inferscale_mem.wire import NO_CONNECTOR as NO_CONNECTOR
@@ -81,6 +82,10 @@ class MemoryService:
         signer: mints and verifies handles.
         config: how facts are encoded and served.
 
+    Attributes:
+        text_tail: so many facts of a prompt are left to prefill.
+        free_tokens: and as many as fit in so many tokens, with what stands behind them.
+
     Raises:
         ConfigError: the encoding policy cannot be read.
     """
@@ -95,6 +100,8 @@ class MemoryService:
         self.fingerprint = hashlib.sha256(made_by).hexdigest()[:16]
         self.planner = PromptPlanner(engine.tokenizer, self.fingerprint)
         self.recorder = Recorder(engine, index, signer, self.planner, policy)
+        self.text_tail = config.text_tail if isinstance(config.text_tail, int) else 0
+        self.free_tokens = free_tokens(engine) if config.text_tail == "auto" and engine.info.connector else 0
         self._warned_forged = False
 
     # Facts.
@@ -143,7 +150,7 @@ class MemoryService:
         known = {self.handle(fact): fact for fact in facts}
         try:
             missing = self.engine.announce(
-                Announcement(self.index.store, self.fingerprint, self.config.text_tail, known)
+                Announcement(self.index.store, self.fingerprint, self.text_tail, known, self.free_tokens)
             )
         except EngineError as error:
             logger.warning(
@@ -238,7 +245,8 @@ class MemoryService:
             scope=resolved.scope,
             store=self.signer.store,
             missed=resolved.missed,
-            text_tail=self.config.text_tail if text_tail is None else text_tail,
+            text_tail=self.text_tail if text_tail is None else text_tail,
+            free_tokens=self.free_tokens if text_tail is None else 0,
             tools=tools,
             call=call,
         )

@@ -56,11 +56,12 @@ class Bench:
         is_ready: Callable[[str], bool] = always,
         missed: Sequence[Miss] = (),
         text_tail: int = 0,
+        free_tokens: int = 0,
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> PromptPlan:
         return self.planner.plan(
             messages, facts, order=order, is_ready=is_ready, scope=ALICE, store="memories", missed=missed,
-            text_tail=text_tail, tools=tools,
+            text_tail=text_tail, free_tokens=free_tokens, tools=tools,
         )  # fmt: skip
 
     def text(self, plan: PromptPlan) -> str:
@@ -287,6 +288,19 @@ def test_the_text_tail_has_no_records(bench: Bench, text_tail: int) -> None:
     assert handles(plan) == [ROME, CATS, TEA]
     with_records = max(0, 3 - text_tail)
     assert [fact.record is not None for fact in plan.facts] == [True] * with_records + [False] * (3 - with_records)
+
+
+@pytest.mark.parametrize("tail", range(4))
+def test_as_many_facts_are_left_to_prefill_as_fit_beside_the_rest(bench: Bench, tail: int) -> None:
+    messages = [system("\n".join(HANDLES)), user("hi")]
+    plan = bench.plan(messages)
+    room = sum(len(segment.token_ids) for segment in plan.segments[len(plan.segments) - 1 - tail :])
+    for free_tokens, left in ((room, tail), (room - 1, max(0, tail - 1))):
+        found = bench.plan(messages, free_tokens=free_tokens)
+        assert [fact.record is None for fact in found.facts] == [False] * (3 - left) + [True] * left
+        assert found.token_ids == plan.token_ids
+    both = bench.plan(messages, free_tokens=room, text_tail=2)
+    assert sum(fact.record is None for fact in both.facts) == max(2, tail)
 
 
 # Facts.

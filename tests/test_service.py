@@ -349,6 +349,15 @@ def test_the_text_tail_is_named_as_such() -> None:
     house.close()
 
 
+def test_a_text_tail_that_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferscale_mem.service.free_tokens", lambda engine: 10_000)
+    house = House(config=EncodingConfig(text_tail="auto"))
+    handles = house.remember(*(new_fact() for _ in range(3)))
+    assert reasons(house.ask(handles)) == dict.fromkeys(handles, TEXT_TAIL)
+    assert house.service.plan([QUESTION], handles, text_tail=1).facts[1].record is not None
+    house.close()
+
+
 def test_without_the_connector_every_fact_says_so() -> None:
     house = House(connector=False)
     handles = house.remember(new_fact("Allergic to peanuts."), new_fact())

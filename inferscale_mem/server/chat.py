@@ -95,6 +95,7 @@ class ChatRequests:
             store=first.store if first else "",
             missed=resolved.missed,
             text_tail=first.text_tail if first else 0,
+            free_tokens=first.free_tokens if first else 0,
             tools=None if request.get("tool_choice") == "none" else request.get("tools"),
         )
 

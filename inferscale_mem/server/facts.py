@@ -28,6 +28,7 @@ class Known:
     store: str
     fingerprint: str
     text_tail: int
+    free_tokens: int = 0
 
 
 class FactTable:
@@ -52,7 +53,7 @@ class FactTable:
             if not verify_tag(self._key, handle, said.store, fact.scope):
                 logger.warning("A fact was announced with a handle that is not genuine; it is left out")
                 continue
-            known = self._facts[handle] = Known(fact, said.store, said.fingerprint, said.text_tail)
+            known = self._facts[handle] = Known(fact, said.store, said.fingerprint, said.text_tail, said.free_tokens)
             self._facts.move_to_end(handle)
             if not self.is_ready(_record(handle, known.fingerprint)):
                 missing.append(handle)

@@ -71,12 +71,14 @@ def test_every_condition_has_a_row_with_what_was_promised(result: dict[str, Any]
     assert result["meta"]["questions"] == {"c-1": 4, "c-2": 4}
     assert len(result["meta"]["data_sha256"]) == 64 and result["meta"]["torch"] and result["meta"]["fingerprint"]
     assert written.with_suffix(".png").stat().st_size > 1000
+    assert written.with_name("eval-ttft.png").stat().st_size > 1000, "two text tails make a curve"
 
 
 def test_plain_text_is_what_everything_is_measured_from(result: dict[str, Any]) -> None:
     for k in (2, 4):
         text, again = row(result, "text", k), row(result, "text again", k)
         assert (text["dll"], text["kl_mean"], text["top1"], text["closed_kl"]) == (0, 0, 1, None)
+        assert row(result, "none", k)["ll"] - text["ll"] == pytest.approx(row(result, "none", k)["dll"], abs=1e-5)
         assert abs(again["kl_mean"]) < 1e-9, "the same request gives the same on this engine"
         alone = row(result, "alone", k)
         assert alone["kl_mean"] > 1e-3 and alone["closed_kl"] == alone["closed_ll"] == 0

@@ -49,6 +49,14 @@ def test_a_fact_is_known_by_its_very_handle() -> None:
     assert table.get(handle("tea")[:-1] + "0") is None or handle("tea")[-1] == "0"
 
 
+def test_how_much_is_left_to_prefill_travels_along() -> None:
+    table = FactTable(KEY)
+    sent = dataclasses.replace(said("tea"), free_tokens=64)
+    table.announce(Announcement.from_bytes(sent.to_bytes()))
+    known = table.get(handle("tea"))
+    assert known is not None and (known.text_tail, known.free_tokens) == (2, 64)
+
+
 def test_a_handle_that_is_not_genuine_is_left_out() -> None:
     table = FactTable(KEY)
     bobs = dataclasses.replace(fact("tea"), scope=Scope(user_id="bob"))

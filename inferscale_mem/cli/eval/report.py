@@ -9,6 +9,7 @@ from typing import Any
 
 from inferscale_mem.cli.bench.report import table, write_json, write_pictures
 from inferscale_mem.cli.eval.log import ANSWER, Log
+from inferscale_mem.cli.eval.memories import ALONE
 from inferscale_mem.cli.eval.summary import PLAIN, Row, by_category, by_half, rows
 
 HEADS = (
@@ -16,6 +17,7 @@ HEADS = (
     *("closed LL %", "tokens/fact", "ms/fact", "answer ms"),
 )
 PICTURE = {"title": "How far answers are from plain prefill", "x": "facts in the prompt", "y": "KL, nats a token"}
+TAILS = {"title": "What a text tail costs and gives", "x": "time to first token, ms", "y": "KL, nats a token"}
 DIGITS = 6
 
 
@@ -33,7 +35,11 @@ def write(file: str, log: Log, meta: Mapping[str, Any]) -> list[Path]:
         "by_half": _rounded(by_half(log)),
         "meta": {**meta, "questions": _questions(log)},
     }
-    return [write_json(file, result), *write_pictures(file, _lines(every), PICTURE)]
+    written = [write_json(file, result), *write_pictures(file, _lines(every), PICTURE)]
+    if curves := _tail_curves(every):
+        path = Path(file)
+        written += write_pictures(str(path.with_name(f"{path.stem}-ttft{path.suffix}")), curves, TAILS)
+    return written
 
 
 def _questions(log: Log) -> dict[str, int]:
@@ -77,3 +83,12 @@ def _lines(every: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
             tail = f", last {row['text_tail']} as text" if row["text_tail"] else ""
             lines.setdefault(row["policy"] + tail, []).append((row["k"], row["kl_mean"]))
     return lines
+
+
+def _tail_curves(every: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    """KL against time to the first token, a line per policy and k: its points are text tails."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in every:
+        if row["policy"] not in (*PLAIN, ALONE) and row["ttft_ms"] is not None and row["kl_mean"] > 0:
+            curves.setdefault(f"{row['policy']}, k={row['k']}", []).append((row["ttft_ms"], row["kl_mean"]))
+    return {name: sorted(points) for name, points in curves.items() if len(points) > 1}

@@ -28,12 +28,14 @@ class Comparison:
     """One answer's log-probs next to those of plain prefill.
 
     Attributes:
-        dll: log-likelihood of the answer, nats a token, less that of plain prefill.
+        ll: log-likelihood of the answer, nats a token.
+        dll: the same less that of plain prefill.
         kl_mean: KL(plain prefill || this) in nats, mean over the answer's tokens.
         kl_first: at the first token.
         top1: share of the answer's tokens at which both find the same token most likely.
     """
 
+    ll: float
     dll: float
     kl_mean: float
     kl_first: float
@@ -42,9 +44,10 @@ class Comparison:
 
 def compare(text: Scores, other: Scores, answer: Sequence[int]) -> Comparison:
     """``other`` next to ``text``, over the tokens of a given answer."""
-    kl = divergence(text, other)
+    kl, ll = divergence(text, other), log_likelihood(other, answer)
     return Comparison(
-        dll=log_likelihood(other, answer) - log_likelihood(text, answer),
+        ll=ll,
+        dll=ll - log_likelihood(text, answer),
         kl_mean=float(kl.mean()),
         kl_first=float(kl[0]),
         top1=float((text.argmax(-1) == other.argmax(-1)).mean()),

@@ -16,7 +16,7 @@ from inferscale_mem.cli.eval.scoring import closed, jackknife_error, mean_and_er
 Row = dict[str, Any]
 
 WITH_ERROR = ("dll", "kl_mean")
-MEANS = ("kl_first", "top1", "f1", "bleu1", "recall", "facts", "prompt_tokens", "answer_ms", "ttft_ms")
+MEANS = ("ll", "kl_first", "top1", "f1", "bleu1", "recall", "facts", "prompt_tokens", "answer_ms", "ttft_ms")
 PLAIN = (TEXT, AGAIN, NONE)
 
 

@@ -184,6 +184,8 @@ def test_two_collections_do_not_share_handles(engine: FakeEngine, home: Path) ->
         ({"engine": {"extra": [1]}}, ConfigError, "engine.extra"),
         ({"encoding": "alone"}, ConfigError, "encoding='alone' must be an EncodingConfig or a mapping"),
         ({"encoding": {"text_tail": True}}, ConfigError, "text_tail"),
+        ({"encoding": {"text_tail": "all"}}, ConfigError, "auto"),
+        ({"encoding": {"text_tail": "all"}}, ConfigError, "auto"),
         ({"encoding": {"max_fact_tokens": -5}}, ConfigError, "max_fact_tokens=-5 must be a positive"),
         ({"encoding": {"max_fact_tokens": "many"}}, ConfigError, "max_fact_tokens"),
         ({"model": 5}, ConfigError, "model=5 must be a Hugging Face id or a path"),
