@@ -118,6 +118,29 @@ class ChatTemplate:
             )
         return pieces[0], pieces[1]
 
+    def render_between(
+        self, chat: Chat, marks: Sequence[str], *, tools: Tools | None = None, start: CallStart | None = None
+    ) -> list[str]:
+        """The prompt's text cut at marks, which stand in the messages in this order.
+
+        Raises:
+            ChatTemplateError: as render, or the template drops, repeats or reorders a marked message.
+        """
+        rest, pieces = self._rendered(chat, "", tools, start), []
+        for mark in marks:
+            before, _, rest = rest.partition(mark)
+            pieces.append(before)
+        if (
+            len(pieces) != len(set(marks))
+            or any(mark in text for mark in marks for text in [*pieces, rest])
+            or not rest
+        ):
+            raise ChatTemplateError(
+                "The model's chat template drops, repeats or reorders human messages, so memories cannot stand before "
+                'the latest one. Use memory_position="system".'
+            )
+        return [*pieces, rest]
+
     def _rendered(self, chat: Chat, mark: str, tools: Tools | None, start: CallStart | None) -> str:
         if start is not None:
             begun, _ = self.tools.prepare([start.message()], None, "")
@@ -171,6 +194,8 @@ class ChatTemplate:
 
     def _bent(self, chat: Chat, mark: str) -> Chat:
         traits = self.traits
+        if not traits.repeats:
+            chat = _human_first(chat)
         if not traits.system:
             chat = _folded(chat, mark)
         elif not traits.system_anywhere:
@@ -202,6 +227,14 @@ def _folded(chat: Chat, mark: str) -> Chat:
         return [{"role": "user", "content": _joined(system, mark)["content"]}, *rest]
     told = {**rest[first], "content": _joined([*system, rest[first]], mark)["content"]}
     return [*rest[:first], told, *rest[first + 1 :]]
+
+
+def _human_first(chat: Chat) -> Chat:
+    """An empty human message before an assistant that speaks first: where roles alternate, a human begins."""
+    first = next((i for i, message in enumerate(chat) if message["role"] != "system"), None)
+    if first is None or chat[first]["role"] != "assistant":
+        return chat
+    return [*chat[:first], {"role": "user", "content": ""}, *chat[first:]]
 
 
 def _alternating(chat: Chat, mark: str) -> Chat:

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from inferscale_mem import memory_block
@@ -115,6 +116,13 @@ def find(text: str) -> list[Found]:
 def strip(text: str) -> str:
     """The text without handles, good or bad, and the bullets, quotes, … that stood there for them."""
     return memory_block.remove(text, [(found.start, found.end) for found in find(text)])
+
+
+def strip_given(text: str, handles: Collection[str]) -> str:
+    """The text without these handles, and what stood there for them."""
+    found = find(text)
+    spans = [(f.start, f.end) for f in found if f.handle in handles]
+    return memory_block.remove(text, spans, [(f.start, f.end) for f in found if f.handle not in handles])
 
 
 def _tag(key: bytes, store: str, scope: Scope, identity: str) -> str:

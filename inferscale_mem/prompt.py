@@ -9,34 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
-from inferscale_mem import memory_block
-from inferscale_mem.chat_template import Chat, ChatTemplate, as_chat, new_mark
+from inferscale_mem import placing
+from inferscale_mem.chat_template import ChatTemplate, as_chat, new_mark
 from inferscale_mem.errors import PromptTooLongError
-from inferscale_mem.handles import find, split
+from inferscale_mem.handles import split
+from inferscale_mem.placing import DEFAULT_SYSTEM as DEFAULT_SYSTEM
+from inferscale_mem.placing import HEADING as HEADING
+from inferscale_mem.placing import UNKNOWN as UNKNOWN
 from inferscale_mem.protocols import ChatTokenizer
 from inferscale_mem.reading import Reading, opened_by
 from inferscale_mem.tool_template import CallStart, Tools
 from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segment
 
-DEFAULT_SYSTEM = "You are a helpful assistant."
-"""What a request with memories and no system message says to the model."""
-
-HEADING = "Memories:\n"
-"""Stands over the memory block where no handle in a system message marks its place."""
-
 ANY_TOOL = ""
 """Stands for whichever tool the model chooses, where a tool's name is asked for."""
 
-UNKNOWN = "unknown or no longer valid"
-ELSEWHERE = "stands in a {role} message; handles are read from system messages and memories= only"
+Position = Literal["system", "latest"]
+"""Where the memory block stands: in the system message, or right before the latest human message."""
 
 CACHED_FACTS = 16384
-CACHED_HEADERS = 64
+CACHED_HEADERS = 1024
 
 _LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
 
@@ -80,13 +79,23 @@ class PromptPlanner:
 
     # Prompts.
 
-    def handles_in(self, messages: Messages) -> list[str]:
-        """Handles in system messages, good or bad, in order, each once.
+    def handles_in(self, messages: Messages, roles: Sequence[str] = placing.SYSTEM) -> list[str]:
+        """Handles in system messages (or those of other roles, too), good or bad, in order, each once.
 
         Raises:
             InputError: no messages, or content that is not text.
         """
-        return list(dict.fromkeys(_system_handles(as_chat(messages))))
+        return list(dict.fromkeys(placing.handles_of(as_chat(messages), roles)))
+
+    def other_handles_in(self, messages: Messages, roles: Sequence[str] = placing.SYSTEM) -> list[str]:
+        """All other handles, wherever in the messages they stand, each once.
+
+        Raises:
+            InputError: no messages, or content that is not text.
+        """
+        chat = as_chat(messages)
+        asking = set(placing.handles_of(chat, roles))
+        return [handle for handle in dict.fromkeys(placing.handles_anywhere(chat)) if handle not in asking]
 
     def default_header(self) -> Segment:
         """The header of a request with memories and no system message: what facts are encoded behind.
@@ -95,7 +104,8 @@ class PromptPlanner:
             ChatTemplateError: the model has no usable chat template.
         """
         mark = new_mark()
-        before, _ = self._template.render_around(_marked([{"role": "user", "content": "Hello"}], (), mark), mark)
+        chat = placing.marked([{"role": "user", "content": "Hello"}], (), mark)
+        before, _ = self._template.render_around(chat, mark)
         return self._header(before)
 
     def plan(
@@ -112,6 +122,9 @@ class PromptPlanner:
         free_tokens: int = 0,
         tools: Tools | None = None,
         call: str | None = None,
+        position: Position = "system",
+        roles: Sequence[str] = placing.SYSTEM,
+        hide: Collection[str] = (),
     ) -> PromptPlan:
         """The prompt for these messages, with the facts in one block.
 
@@ -131,28 +144,59 @@ class PromptPlanner:
             free_tokens: and as many as fit in so many tokens together with the text behind the block.
             tools: as chat templates take them.
             call: have the answer begin as a call of this tool, ANY_TOOL for any of them.
+            position: "latest" puts the block right before the latest human message instead; the conversation in front
+                of it is then in records, too.
+            roles: of the messages whose handles ask for something.
+            hide: further handles that are cut out of all messages, and not served.
 
         Raises:
             InputError: no messages, or content that is not text.
             ChatTemplateError: the model has no template, or it refuses these messages.
         """
         said = as_chat(messages)
-        misses = _all_missed(said, facts, missed, order or ())
-        with_tools = bool(tools)
-        chat, tools = self._template.tools.prepare(said, tools, DEFAULT_SYSTEM)
+        misses = placing.all_missed(said, facts, missed, order or (), roles)
         start = CallStart.of(call or None) if call is not None else None
-        if not facts:
-            text = self._template.render(chat, tools=tools, start=start)
-            return PromptPlan((self._text(text),), missed=misses, reading=self._reading(text, with_tools, call))
-        mark = new_mark()
-        before, behind = self._template.render_around(_marked(chat, facts, mark), mark, tools=tools, start=start)
-        similar_first = dict.fromkeys(h for h in [*(order or ()), *_system_handles(chat), *facts] if h in facts)
-        rest = self._text(behind)
+        hidden = {*facts, *hide}
+        similar_first = dict.fromkeys(
+            h for h in [*(order or ()), *placing.handles_of(said, roles), *facts] if h in facts
+        )
         block = self._block([(h, facts[h]) for h in similar_first], is_ready)
+        if position == "latest" and (marks := placing.human_marks(said)):
+            chat, shown = self._template.tools.prepare(
+                placing.before_humans(said, hidden, marks), tools, DEFAULT_SYSTEM
+            )
+            *history, behind = self._template.render_between(chat, list(marks.values()), tools=shown, start=start)
+            headers = self._history(history, heading=bool(block))
+            behind = f"\n{behind}" if block else behind
+        elif facts:
+            mark = new_mark()
+            chat, shown = self._template.tools.prepare(placing.marked(said, hidden, mark), tools, DEFAULT_SYSTEM)
+            before, behind = self._template.render_around(chat, mark, tools=shown, start=start)
+            headers = [self._header(before)]
+        else:
+            chat, shown = self._template.tools.prepare(placing.without(said, hidden), tools, DEFAULT_SYSTEM)
+            behind, headers = self._template.render(chat, tools=shown, start=start), []
+        rest = self._text(behind)
         tail = max(text_tail, _fitting_tail(block, free_tokens - len(rest.token_ids)))
-        segments = (self._header(before), *_left_to_prefill(block, tail), rest)
-        reading = self._reading(behind, with_tools, call)
+        segments = (*headers, *_left_to_prefill(block, tail), rest)
+        reading = self._reading(behind, bool(tools), call)
+        if not facts:
+            scope, store = None, ""
         return PromptPlan(tuple(s for s in segments if s.token_ids), scope, store, misses, reading)
+
+    def _history(self, parts: Sequence[str], heading: bool) -> list[Segment]:
+        """The conversation up to the latest human message, cut where each human message begins.
+
+        Each part has a record of its own, on top of those in front of it, so that the next turn finds them all.
+        """
+        headers: list[Segment] = []
+        chain = hashlib.sha256()
+        for part in [*parts, *([HEADING] if heading else [])]:
+            tokens = self._header(part).token_ids
+            chain.update(json.dumps(tokens).encode("ascii"))
+            if tokens:
+                headers.append(Segment("header", tokens, f"header.{chain.hexdigest()[:32]}"))
+        return headers
 
     def _reading(self, text: str, with_tools: bool, call: str | None) -> Reading:
         """How an answer is to be read whose prompt ends with this text."""
@@ -216,54 +260,3 @@ def check_length(plan: PromptPlan, max_model_len: int, max_tokens: int | None) -
         f"and the answer may have {answer}: {prompt + answer} together; the model takes {max_model_len}. Send fewer "
         "memories or messages, or lower max_tokens."
     )
-
-
-def _system_handles(chat: Chat) -> list[str]:
-    return [found.handle for message in chat if message["role"] == "system" for found in find(message["content"])]
-
-
-def _all_missed(chat: Chat, facts: Mapping[str, Fact], known: Sequence[Miss], asked: Sequence[str]) -> tuple[Miss, ...]:
-    """Every handle that is given and not served, once: a request whose memories do nothing must not be silent."""
-    missed = {miss.handle: miss for miss in known}
-    for handle in [*_system_handles(chat), *asked]:
-        missed.setdefault(handle, Miss(handle, UNKNOWN))
-    for message in chat:
-        for found in find(message["content"]):
-            missed.setdefault(found.handle, Miss(found.handle, ELSEWHERE.format(role=message["role"])))
-    return tuple(miss for handle, miss in missed.items() if handle not in facts)
-
-
-def _marked(chat: Chat, handles: Iterable[str], mark: str) -> Chat:
-    """The messages with ``mark`` at the memory block's place and without ``handles``."""
-    valid = set(handles)
-    marked: Chat = []
-    placed = False
-    for message in chat:
-        text, here = _cut(message["content"], valid, "" if placed or message["role"] != "system" else mark)
-        placed = placed or here
-        if text or not message["content"] or message["role"] != "system":
-            marked.append({**message, "content": text})
-    return marked if placed else _appended(marked, mark)
-
-
-def _cut(text: str, valid: set[str], mark: str) -> tuple[str, bool]:
-    """The text without valid handles, with the mark in their place; and whether the mark has been put."""
-    found = find(text)
-    spans = [(f.start, f.end) for f in found if f.handle in valid]
-    others = [(f.start, f.end) for f in found if f.handle not in valid]
-    if not spans:
-        return text, False
-    if not mark:
-        return memory_block.remove(text, spans, others), False
-    before, behind = memory_block.split(text, spans, others)
-    return before + mark + behind, True
-
-
-def _appended(chat: Chat, mark: str) -> Chat:
-    """The messages with heading and mark at the end of the first system message."""
-    first = next((i for i, message in enumerate(chat) if message["role"] == "system"), None)
-    if first is None:
-        return _appended([{"role": "system", "content": DEFAULT_SYSTEM}, *chat], mark)
-    said = chat[first]["content"].rstrip()
-    text = f"{said}\n\n{HEADING}{mark}" if said else HEADING + mark
-    return [*chat[:first], {**chat[first], "content": text}, *chat[first + 1 :]]

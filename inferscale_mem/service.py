@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferscale_mem.accounting import NOT_INJECTED as NOT_INJECTED
 from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
@@ -17,7 +18,8 @@ from inferscale_mem.encoding import parse_policy
 from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, InputError, ScopeError
 from inferscale_mem.handles import HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
-from inferscale_mem.prompt import UNKNOWN, PromptPlanner, check_length
+from inferscale_mem.placing import SYSTEM
+from inferscale_mem.prompt import UNKNOWN, Position, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex, Scorer
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
@@ -209,9 +211,12 @@ class MemoryService:
             return None
         return fact
 
-    def alive(self, messages: Messages, memories: Sequence[str] = (), scope: Scope | None = None) -> tuple[str, ...]:
+    def alive(
+        self, messages: Messages, memories: Sequence[str] = (), scope: Scope | None = None, human_handles: bool = False
+    ) -> tuple[str, ...]:
         """The handles of a request that would be served now."""
-        return tuple(self.resolve([*self.planner.handles_in(messages), *memories], scope).facts)
+        asked = self.planner.handles_in(messages, _roles(human_handles, scope))
+        return tuple(self.resolve([*asked, *memories], scope).facts)
 
     def plan(
         self,
@@ -221,6 +226,8 @@ class MemoryService:
         tools: Tools | None = None,
         call: str | None = None,
         text_tail: int | None = None,
+        position: Position = "system",
+        human_handles: bool = False,
     ) -> PromptPlan:
         """The prompt for these messages, with the memories whose handles stand in system messages or in ``memories``.
 
@@ -231,12 +238,20 @@ class MemoryService:
             tools: as chat templates take them.
             call: have the answer begin as a call of this tool, ``prompt.ANY_TOOL`` for any of them.
             text_tail: leave so many facts to ordinary prefill; None: as configured.
+            position: where the memories stand: in the system message, or right before the latest human message.
+            human_handles: those in human messages ask for something, too; needs a scope, since anybody may write them.
+
+        Handles that ask for nothing where they stand are cut out if they are genuine, and stay what they are if not.
 
         Raises:
+            InputError: ``human_handles`` without a scope.
             ChatTemplateError: the model has no template, or it refuses these messages.
         """
-        order = list(dict.fromkeys([*self.planner.handles_in(messages), *memories]))
+        roles = _roles(human_handles, scope)
+        order = list(dict.fromkeys([*self.planner.handles_in(messages, roles), *memories]))
         resolved = self.resolve(order, scope)
+        others = self.planner.other_handles_in(messages, roles)
+        hide = self.resolve(others, resolved.scope).facts if others else {}
         return self.planner.plan(
             messages,
             resolved.facts,
@@ -249,18 +264,14 @@ class MemoryService:
             free_tokens=self.free_tokens if text_tail is None else 0,
             tools=tools,
             call=call,
+            position=position,
+            roles=roles,
+            hide=hide,
         )
 
-    async def aplan(
-        self,
-        messages: Messages,
-        memories: Sequence[str] = (),
-        scope: Scope | None = None,
-        tools: Tools | None = None,
-        call: str | None = None,
-    ) -> PromptPlan:
+    async def aplan(self, messages: Messages, *args: Any, **kwargs: Any) -> PromptPlan:
         """As plan, in a thread: the index may block."""
-        return await asyncio.to_thread(self.plan, messages, memories, scope, tools, call)
+        return await asyncio.to_thread(self.plan, messages, *args, **kwargs)
 
     def generate(self, plan: PromptPlan, sampling: Sampling) -> Generator[Chunk, None, None]:
         """Answer a plan; the last chunk's report accounts for every handle of the request.
@@ -272,13 +283,12 @@ class MemoryService:
             EngineClosedError: the engine is closed.
         """
         check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
-        if header := self._header_to_inject(plan):
-            self.recorder.ensure_header(header)
+        made = self.recorder.ensure_headers(headers) if (headers := self._headers_to_inject(plan)) else 0
         since = self.recorder.moment
         chunks = self.engine.generate(plan, sampling)
         try:
             for chunk in chunks:
-                yield self._complete(plan, chunk, since)
+                yield self._complete(plan, chunk, since, made if len(headers) > 1 else 0)
         finally:
             if isinstance(chunks, Generator):
                 chunks.close()
@@ -286,13 +296,12 @@ class MemoryService:
     async def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         """As generate, on any event loop."""
         check_length(plan, self.engine.info.max_model_len, sampling.max_tokens)
-        if header := self._header_to_inject(plan):
-            await self.recorder.aensure_header(header)
+        made = await self.recorder.aensure_headers(headers) if (headers := self._headers_to_inject(plan)) else 0
         since = self.recorder.moment
         chunks = self.engine.agenerate(plan, sampling)
         try:
             async for chunk in chunks:
-                yield self._complete(plan, chunk, since)
+                yield self._complete(plan, chunk, since, made if len(headers) > 1 else 0)
         finally:
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
@@ -307,18 +316,24 @@ class MemoryService:
         if not isinstance(self.engine, Scorer):
             raise InputError(f"{self.engine.info.version} does not give probabilities of whole answers.")
         check_length(plan, self.engine.info.max_model_len, len(answer))
-        if header := self._header_to_inject(plan):
-            self.recorder.ensure_header(header)
+        if headers := self._headers_to_inject(plan):
+            self.recorder.ensure_headers(headers)
         since = self.recorder.moment
         scores, report = self.engine.score(plan, answer)
         self.recorder.observe(report, plan, since)
         return scores, self.account(plan, report)
 
-    def _complete(self, plan: PromptPlan, chunk: Chunk, since: int) -> Chunk:
-        if chunk.report is None:
+    def _complete(self, plan: PromptPlan, chunk: Chunk, since: int, made: int) -> Chunk:
+        """The chunk with its report completed. What was computed of the conversation just now was not saved."""
+        report = chunk.report
+        if report is None:
             return chunk
-        self.recorder.observe(chunk.report, plan, since)
-        return replace(chunk, report=self.account(plan, chunk.report))
+        self.recorder.observe(report, plan, since)
+        now = min(made, report.tokens_injected)
+        report = replace(
+            report, tokens_injected=report.tokens_injected - now, tokens_prefilled=report.tokens_prefilled + now
+        )
+        return replace(chunk, report=self.account(plan, report))
 
     def account(self, plan: PromptPlan, report: InjectReport) -> InjectReport:
         """The engine's report, with each handle of the request counted as injected or listed once as missed."""
@@ -331,12 +346,22 @@ class MemoryService:
         failure = self.recorder.failure(handle) if reason == ABSENT else None
         return f"{reason}: {failure}" if failure else reason
 
-    def _header_to_inject(self, plan: PromptPlan) -> Segment | None:
-        """The plan's header, if anything can be injected behind it."""
-        header = plan.segments[0] if plan.segments else None
+    def _headers_to_inject(self, plan: PromptPlan) -> list[Segment]:
+        """What stands in front of the facts, if anything can be injected behind it, or if it is a conversation."""
+        headers = list(itertools.takewhile(lambda segment: segment.kind == "header", plan.segments))
         ready = any(fact.record is not None and self.recorder.is_ready(fact.record) for fact in plan.facts)
-        return header if header is not None and header.kind == "header" and ready else None
+        return headers if ready or len(headers) > 1 else []
 
     def close(self) -> None:
         """Stop encoding; safe to call twice. The engine stays open."""
         self.recorder.close()
+
+
+def _roles(human_handles: bool, scope: Scope | None) -> tuple[str, ...]:
+    if not human_handles:
+        return SYSTEM
+    if scope is None:
+        raise InputError(
+            "Handles in human messages need a scope: give user_id= or scope=, so that nobody recalls others'."
+        )
+    return (*SYSTEM, "user")

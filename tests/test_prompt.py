@@ -235,7 +235,7 @@ def test_a_served_handle_is_nobodys_text(bench: Bench, role: str) -> None:
     assert written in bench.text(plan) and TEA not in bench.text(plan)
     assert [miss.handle for miss in plan.missed] == [FORGED]
     emptied = bench.plan([system(f"Known: {TEA}"), {"role": role, "content": TEA}, user("hi")], {TEA: FACTS[0]})
-    empty = f"<|start|>{role}\n<|end|>" if role != "tool" else "<tool_response>\n</tool_response>"
+    empty = f"<|start|>{role}\n<|end|>" if role != "tool" else "<tool_response>\n\n</tool_response>"
     assert empty in bench.text(emptied)
 
 

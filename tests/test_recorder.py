@@ -101,7 +101,7 @@ def test_without_a_connector_nothing_is_encoded() -> None:
     scene.recorder.observe(report({scene.handle(fact): ABSENT}), scene.plan(fact))
     scene.remove(fact)
     assert scene.recorder.pending == 0
-    assert not scene.recorder.ensure_header(scene.planner.default_header())
+    assert scene.recorder.ensure_headers([scene.planner.default_header()]) == 0
     assert scene.engine.plans == [] and scene.engine.dropped_handles == []
     scene.close()
 
@@ -472,7 +472,7 @@ def test_a_closed_engine_ends_it_quietly(scene: Recording, caplog: pytest.LogCap
     scene.add(facts[1])
     assert scene.recorder.pending == 0
     with pytest.raises(EngineClosedError):
-        scene.recorder.ensure_header(scene.planner.default_header())
+        scene.recorder.ensure_headers([scene.planner.default_header()])
 
 
 def test_an_engine_closed_in_the_middle_of_an_encode_ends_it_quietly(scene: Recording) -> None:

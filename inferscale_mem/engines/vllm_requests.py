@@ -19,6 +19,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from inferscale_mem import wire
 from inferscale_mem.engines.over_requests import Output
+from inferscale_mem.engines.vllm_schema import guided
 from inferscale_mem.errors import InputError
 from inferscale_mem.types import Chunk, EngineInfo, Sampling
 
@@ -27,8 +28,6 @@ SAMPLING_NAMES = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 """Settings that vLLM knows by the same name."""
-JSON_STYLE = {"x-guidance": {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}}
-"""Guided JSON is spaced as models have read most of it: they choose worse values behind separators they do not know."""
 
 
 def sampling_params(
@@ -46,7 +45,7 @@ def sampling_params(
         InputError: vLLM cannot sample like that.
     """
     given = {name: value for name in SAMPLING_NAMES if (value := getattr(sampling, name)) is not None}
-    schema = sampling.json_schema
+    schema = None if sampling.json_schema is None else guided(sampling.json_schema, sampling.max_tokens)
     try:
         return SamplingParams(
             **{"max_tokens": room, **defaults, **given},
@@ -59,7 +58,7 @@ def sampling_params(
             skip_special_tokens=sampling.skip_special_tokens,
             detokenize=sampling.detokenize,
             flat_logprobs=sampling.logprobs == -1,
-            structured_outputs=StructuredOutputsParams(json={**JSON_STYLE, **schema}) if schema is not None else None,
+            structured_outputs=StructuredOutputsParams(json=schema) if schema is not None else None,
             extra_args={"kv_transfer_params": dict(kv_transfer_params)} if kv_transfer_params else None,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -7,8 +7,10 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
+from typing import cast
 
 from inferscale_mem.errors import EngineClosedError, EngineError, InputError
 from inferscale_mem.protocols import Engine
@@ -16,8 +18,12 @@ from inferscale_mem.types import EncodePlan, EncodeReport, Segment, Span
 
 logger = logging.getLogger(__name__)
 
-KEPT = 64
-"""Headers remembered. An app that puts a clock into its system prompt makes a new header with every request."""
+KEPT = 1024
+"""Headers remembered, each turn of a conversation being one. An app that
+puts a clock into its system prompt makes a new header with every request."""
+
+
+Steps = Generator[Future[bool | None] | EncodePlan, EncodeReport | None, tuple[bool, int]]
 
 
 @dataclass(frozen=True)
@@ -62,23 +68,102 @@ class HeaderRecords:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        while True:
-            future, mine = self._claim(header)
-            if mine:
-                return self._make(header, future)
-            if (known := future.result()) is not None:
-                return known
+        return self.ensure_all([header])[0]
 
     async def aensure(self, header: Segment) -> bool:
         """As ensure, on any event loop."""
-        while True:
-            future, mine = self._claim(header)
-            if mine:
-                return await self._amake(header, future)
-            if not future.done():
-                await asyncio.wrap_future(future)  # It counts as running, so this caller cannot cancel it for others.
-            if (known := future.result()) is not None:
-                return known
+        return (await self.aensure_all([header]))[0]
+
+    def ensure_all(self, headers: Sequence[Segment]) -> tuple[bool, int]:
+        """Wait until a prompt's leading headers all have records, each made on top of those before it.
+
+        Returns:
+            Whether they have, and how many tokens were computed for it here.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        steps = self._steps(headers)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Future):
+                    step.result()
+                    step = next(steps)
+                    continue
+                try:
+                    report = self._engine.encode(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(report)
+        except StopIteration as end:
+            return cast(tuple[bool, int], end.value)
+
+    async def aensure_all(self, headers: Sequence[Segment]) -> tuple[bool, int]:
+        """As ensure_all, on any event loop."""
+        steps = self._steps(headers)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Future):
+                    await asyncio.wrap_future(step)  # It counts as running: this caller cannot cancel it for others.
+                    step = next(steps)
+                    continue
+                try:
+                    report = await self._engine.aencode(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(report)
+        except StopIteration as end:
+            return cast(tuple[bool, int], end.value)
+
+    def _steps(self, headers: Sequence[Segment]) -> Steps:
+        """What to do next, one thing after the other: wait for a future, or encode a plan and send its report."""
+        made = at = 0
+        while at < len(headers):
+            future, mine = self._claim(headers[at])
+            if not mine:
+                if not future.done():
+                    yield future
+                known = future.result()
+                if known is False:
+                    return False, made
+                at += known is True  # else whoever made it gave up: try it here
+                continue
+            claimed = [future]
+            while at + len(claimed) < len(headers):
+                future, mine = self._claim(headers[at + len(claimed)])
+                if not mine:
+                    break
+                claimed.append(future)
+            making = headers[at : at + len(claimed)]
+            report = yield from self._encoded(headers[:at], making, claimed)
+            if report is None:
+                return False, made
+            made += report.tokens_prefilled
+            if not all([self._settle(*pair, report) for pair in zip(making, claimed, strict=True)]):
+                return False, made
+            at += len(making)
+        return True, made
+
+    def _encoded(
+        self, before: Sequence[Segment], making: Sequence[Segment], claimed: Sequence[Future[bool | None]]
+    ) -> Generator[EncodePlan, EncodeReport, EncodeReport | None]:
+        """The report of encoding some headers; None if the request can go on without."""
+        try:
+            return (yield _plan(before, making))
+        except BaseException as raised:
+            error: BaseException = raised
+            if isinstance(raised, CancelledError):
+                error = EngineClosedError("The engine was closed while it encoded a header.")
+            goes_on = [self._give_up(*pair, error) for pair in zip(making, claimed, strict=True)]
+            if all(goes_on):
+                return None
+            if error is raised:
+                raise
+            raise error from raised
 
     def forget(self, record: str) -> None:
         """The engine no longer has this record."""
@@ -86,28 +171,6 @@ class HeaderRecords:
             future = self._known.get(record)
             if future is not None and future.done():
                 del self._known[record]
-
-    def _make(self, header: Segment, future: Future[bool | None]) -> bool:
-        try:
-            report = self._engine.encode(_plan(header))
-        except CancelledError as error:
-            closed = EngineClosedError("The engine was closed while it encoded a header.")
-            self._give_up(header, future, closed)
-            raise closed from error
-        except BaseException as error:
-            if self._give_up(header, future, error):
-                return False
-            raise
-        return self._settle(header, future, report)
-
-    async def _amake(self, header: Segment, future: Future[bool | None]) -> bool:
-        try:
-            report = await self._engine.aencode(_plan(header))
-        except BaseException as error:
-            if self._give_up(header, future, error):
-                return False
-            raise
-        return self._settle(header, future, report)
 
     def _claim(self, header: Segment) -> tuple[Future[bool | None], bool]:
         """The future that says whether the record is there, and whether it is the caller's task to make it."""
@@ -180,9 +243,13 @@ class HeaderRecords:
             del self._known[record]
 
 
-def _plan(header: Segment) -> EncodePlan:
-    # Without its record's id: what is to be made is not to be read, should the engine have it after all.
-    return EncodePlan((replace(header, record=None),), (Span(str(header.record), 0, len(header.token_ids)),))
+def _plan(before: Sequence[Segment], making: Sequence[Segment]) -> EncodePlan:
+    # Without their records' ids: what is to be made is not to be read, should the engine have it after all.
+    start, spans = sum(len(segment.token_ids) for segment in before), []
+    for segment in making:
+        spans.append(Span(str(segment.record), start, start + len(segment.token_ids)))
+        start += len(segment.token_ids)
+    return EncodePlan((*before, *(replace(segment, record=None) for segment in making)), tuple(spans))
 
 
 def _settled(value: bool) -> Future[bool | None]:

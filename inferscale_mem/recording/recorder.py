@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 
@@ -31,8 +31,8 @@ CLOSE_S = 30.0
 class Recorder:
     """One background thread that encodes facts, one after the other, and knows which are ready.
 
-    Only ``remove``, ``ensure_header``, ``wait`` and ``close`` wait for the engine. What an app removes, it removes from
-    the index first: the index decides which facts exist, and is asked again right before each encode. Thread-safe.
+    Only ``remove``, ``ensure_headers``, ``wait`` and ``close`` wait for the engine. What an app removes, it removes
+    from the index first: the index decides which facts exist, and is asked again right before each encode. Thread-safe.
 
     Args:
         engine: holds the records. Without a connector nothing is ever encoded, and nothing is ready.
@@ -186,17 +186,23 @@ class Recorder:
                 self._ledger.want_asked(plan, lost, self._room, self._ledger.moment if since is None else since)
                 self._wake()
 
-    def ensure_header(self, header: Segment) -> bool:
-        """Wait until a header's record is made, unless it is; False if that is not possible now.
+    def ensure_headers(self, headers: Sequence[Segment]) -> int:
+        """Wait until the records of a prompt's beginning are made, as far as that is possible now.
+
+        Args:
+            headers: segments of kind "header" from the prompt's first token on, each on top of those before it.
+
+        Returns:
+            How many of their tokens were computed for it.
 
         Raises:
             EngineClosedError: the engine is closed.
         """
-        return self._headers.ensure(header)
+        return self._headers.ensure_all(headers)[1]
 
-    async def aensure_header(self, header: Segment) -> bool:
-        """As ensure_header, on any event loop."""
-        return await self._headers.aensure(header)
+    async def aensure_headers(self, headers: Sequence[Segment]) -> int:
+        """As ensure_headers, on any event loop."""
+        return (await self._headers.aensure_all(headers))[1]
 
     def rebuild(self) -> None:
         """Encode all live facts in the background, as far as the budget goes; ``jobs.rebuild_order`` is the order."""

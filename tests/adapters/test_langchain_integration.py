@@ -26,7 +26,7 @@ class TestOnVllm(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self.engine, "temperature": 0.0, "max_tokens": 128}
+        return {"engine": self.engine, "temperature": 0.0, "max_tokens": 96}
 
     @property
     def supports_json_mode(self) -> bool:

@@ -217,7 +217,9 @@ class ChatInferScale(ChatIdentity):
         told = {name: value for name, value in told.items() if name not in (*OWNER_FIELDS, "scope", "memories")}
         told |= {"scope": options.scope, "memories": options.memories}
         if self.cache is not False and (self.cache or get_llm_cache()):
-            told[_ALIVE] = self._service.alive(to_template(messages), options.memories, options.scope)
+            told[_ALIVE] = self._service.alive(
+                to_template(messages), options.memories, options.scope, options.human_handles
+            )
         return told
 
     def _options(self, stop: list[str] | None, call: Mapping[str, Any], *, stream: bool = False) -> Options:
@@ -231,7 +233,13 @@ class ChatInferScale(ChatIdentity):
     def _plan(self, messages: Sequence[BaseMessage], options: Options) -> PromptPlan:
         calling = options.calling
         return self._service.plan(
-            to_template(messages), options.memories, options.scope, tools=calling.tools, call=calling.call
+            to_template(messages),
+            options.memories,
+            options.scope,
+            tools=calling.tools,
+            call=calling.call,
+            position=options.position,
+            human_handles=options.human_handles,
         )
 
     def _answers(self, plan: PromptPlan) -> Answers:

@@ -8,10 +8,11 @@ from typing import Any, Self
 from langchain_core.language_models import BaseChatModel, ModelProfile
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from inferscale_mem.adapters.langchain.options import SAMPLING_FIELDS, read_sampling, read_scope
+from inferscale_mem.adapters.langchain.options import PLACING_FIELDS, SAMPLING_FIELDS, read_sampling, read_scope
 from inferscale_mem.adapters.langchain.source import Holder, check_source, hold, read_settings, service_of
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, InputError
+from inferscale_mem.prompt import Position
 from inferscale_mem.service import MemoryService
 from inferscale_mem.types import OWNER_FIELDS, Scope
 
@@ -62,6 +63,11 @@ class ChatFields(BaseChatModel):
     user_id: str | None = None
     agent_id: str | None = None
     run_id: str | None = None
+    memory_position: Position = "system"
+    """Where memories stand: in the system message, or ("latest") right before the latest human message, so that a long
+    conversation is not computed again when they change."""
+    human_handles: bool = False
+    """Handles in human messages ask for memories, too; needs a scope, since anybody may write them."""
     streaming: bool = False
 
     _settings: InferScaleConfig | None = PrivateAttr(default=None)
@@ -112,7 +118,7 @@ class ChatFields(BaseChatModel):
 
     @property
     def _defaults(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*SAMPLING_FIELDS, "scope", *OWNER_FIELDS)}
+        return {name: getattr(self, name) for name in (*SAMPLING_FIELDS, *PLACING_FIELDS, "scope", *OWNER_FIELDS)}
 
 
 def _profile(service: MemoryService) -> ModelProfile:

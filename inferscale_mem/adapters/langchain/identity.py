@@ -12,7 +12,7 @@ from langchain_core.load.serializable import SerializedConstructor, SerializedNo
 
 from inferscale_mem.adapters.langchain.answers import PROVIDER
 from inferscale_mem.adapters.langchain.fields import ChatFields
-from inferscale_mem.adapters.langchain.options import SAMPLING_FIELDS, read_scope
+from inferscale_mem.adapters.langchain.options import PLACING_FIELDS, SAMPLING_FIELDS, read_scope
 from inferscale_mem.config import InferScaleConfig
 
 
@@ -40,7 +40,7 @@ class ChatIdentity(ChatFields):
             **self._answering,
             "defaults": {
                 "scope": scope.key if scope else None,
-                **{name: getattr(self, name) for name in SAMPLING_FIELDS},
+                **{name: getattr(self, name) for name in (*SAMPLING_FIELDS, *PLACING_FIELDS)},
             },
         }
 

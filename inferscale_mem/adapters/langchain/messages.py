@@ -15,6 +15,7 @@ from langchain_core.messages import (
 )
 
 from inferscale_mem.errors import InputError
+from inferscale_mem.handles import find
 
 _TEXT = frozenset({"text", "text-plain"})
 _REASONING = frozenset({"reasoning", "thinking"})
@@ -84,8 +85,13 @@ def _text(message: BaseMessage, glue: str = "\n") -> str:
     # A line break between blocks keeps a handle at the end of one from growing into the next.
     if isinstance(message.content, str):
         return message.content
-    parts = (_block_text(block, message) for block in message.content)
-    return glue.join(part for part in parts if part is not None)
+    text = ""
+    for part in (_block_text(block, message) for block in message.content):
+        if part is not None:
+            ends = find(text)[-1:]
+            between = "\n" if ends and ends[0].end == len(text) else glue if text else ""
+            text += between + part
+    return text
 
 
 def _block_text(block: str | Mapping[str, Any], message: BaseMessage) -> str | None:

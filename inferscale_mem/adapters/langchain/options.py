@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from inferscale_mem import handles
 from inferscale_mem.adapters.langchain.tools import NO_TOOLS, Calling, read_calling, read_response_format
 from inferscale_mem.errors import HandleError, InputError
+from inferscale_mem.prompt import Position
 from inferscale_mem.reading import Reading
 from inferscale_mem.types import OWNER_FIELDS, Sampling, Scope
 
@@ -30,9 +31,10 @@ SAMPLING_FIELDS = (
     "logprobs",
     "top_logprobs",
 )
+PLACING_FIELDS = ("memory_position", "human_handles")
 CALL_OPTIONS = (
     *SAMPLING_FIELDS,
-    *("memories", "scope", *OWNER_FIELDS),
+    *("memories", "scope", *OWNER_FIELDS, *PLACING_FIELDS),
     *("tools", "tool_choice", "parallel_tool_calls", "response_format"),
     *("model", "stream"),
 )
@@ -62,6 +64,8 @@ class Options:
     memories: tuple[str, ...]
     scope: Scope | None
     calling: Calling = NO_TOOLS
+    position: Position = "system"
+    human_handles: bool = False
 
     def sampling_for(self, reading: Reading) -> Sampling:
         """How to sample behind a prompt that is to be read so: a tool call that was begun must be one."""
@@ -93,7 +97,19 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: S
         read_memories(call.get("memories")),
         read_scope(call) or read_scope(defaults),
         calling,
+        **_read_placing({**defaults, **{name: value for name, value in call.items() if value is not None}}),
     )
+
+
+def _read_placing(values: Mapping[str, Any]) -> dict[str, Any]:
+    position, human = values.get("memory_position", "system"), values.get("human_handles", False)
+    if position not in get_args(Position):
+        raise InputError(
+            f"memory_position={position!r} is not known; use {' or '.join(map(repr, get_args(Position)))}."
+        )
+    if not isinstance(human, bool):
+        raise InputError(f"human_handles={human!r} must be True or False.")
+    return {"position": position, "human_handles": human}
 
 
 def read_sampling(values: Mapping[str, Any]) -> Sampling:
