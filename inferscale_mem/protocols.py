@@ -174,6 +174,10 @@ class FactIndex(Protocol):
         """Up to m facts of exactly the same scope, older than ``fact``, newest first."""
         ...
 
+    def last_used(self, scope: Scope) -> float:
+        """When facts of exactly this scope were last added or asked for, in seconds since 1970; 0 if unknown."""
+        ...
+
     def turns(self, fact: Fact, w: int) -> list[str]:
         """Up to w dialog turns of the fact's own run, said before or when it was added, oldest first."""
         ...

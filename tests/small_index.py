@@ -14,6 +14,7 @@ class SmallIndex:
     def __init__(self, signer: HandleSigner) -> None:
         self._signer = signer
         self._facts: dict[str, Fact] = {}
+        self.used: dict[str, float] = {}
         self._lock = threading.Lock()
 
     @property
@@ -46,6 +47,9 @@ class SmallIndex:
 
     def previous(self, fact: Fact, m: int) -> list[Fact]:
         return self._older(fact)[::-1][:m]
+
+    def last_used(self, scope: Scope) -> float:
+        return self.used.get(scope.key, 0.0)
 
     def turns(self, fact: Fact, w: int) -> list[str]:
         return []

@@ -94,6 +94,13 @@ def test_rebuild_takes_the_owner_who_spoke_last_first_and_each_owner_oldest_firs
     assert [f.id for f in rebuild_order(facts, lambda _: 1, None)] == ["a1", "a2", "b1", "b2"]
 
 
+def test_rebuild_takes_the_owner_who_was_here_last_first() -> None:
+    facts = [fact("a1", "2025-01-01", "alice"), fact("b1", "2025-01-02", "bob"), fact("c1", "2025-01-03", "carol")]
+    used = {Scope(user_id="alice"): made_at(facts[2]) + 1, Scope(user_id="bob"): 1.0}
+    order = rebuild_order(facts, lambda _: 1, None, lambda scope: used.get(scope, 0.0))
+    assert [f.id for f in order] == ["a1", "c1", "b1"]
+
+
 def test_rebuild_leaves_out_an_owners_oldest_facts_when_room_is_short() -> None:
     facts = [fact(f"a{n}", f"2025-02-0{n}", "alice") for n in range(1, 6)]
     facts += [fact("b1", "2025-01-01", "bob")]

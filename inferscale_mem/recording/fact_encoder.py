@@ -75,7 +75,8 @@ class FactEncoder:
     def backlog(self, room: int | None) -> list[Job]:
         """Jobs for all live facts, as far as ``room`` tokens go, in the order of ``rebuild_order``."""
         facts = self._index.facts()
-        order = rebuild_order(facts, lambda fact: rounded(self._planner.fact_tokens(fact.text)), room)
+        size: Callable[[Fact], int] = lambda fact: rounded(self._planner.fact_tokens(fact.text))  # noqa: E731
+        order = rebuild_order(facts, size, room, self._index.last_used)
         logger.info("Encoding %d of %d facts in the background", len(order), len(facts))
         return [self.job(fact) for fact in order]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from inferscale_mem.types import Fact
+from inferscale_mem.types import Fact, Scope
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,16 @@ def oldest_first(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=made_at)
 
 
-def rebuild_order(facts: Iterable[Fact], size: Callable[[Fact], int], room: int | None) -> list[Fact]:
+def rebuild_order(
+    facts: Iterable[Fact],
+    size: Callable[[Fact], int],
+    room: int | None,
+    used: Callable[[Scope], float] = lambda scope: 0.0,
+) -> list[Fact]:
     """Which facts to encode after a start, and in which order.
 
-    Owners whose newest fact is newest come first: they are the ones most likely to be talking. Within an owner oldest
+    Owners who were here last come first, by their use of the memory or by their newest fact: they are the ones most
+    likely to be talking. Within an owner oldest
     first, so that each fact finds the records it is encoded on. What does not fit in ``room`` is left out, an owner's
     oldest facts first: encoding it would push out what was encoded before.
 
@@ -109,12 +115,13 @@ def rebuild_order(facts: Iterable[Fact], size: Callable[[Fact], int], room: int 
         facts: all live facts, of any number of owners.
         size: room that a fact's record takes.
         room: how much there is; None for no limit.
+        used: when facts of exactly a scope were last added or asked for; 0 if unknown.
     """
     owners: dict[str, list[Fact]] = {}
     for fact in oldest_first(facts):
         owners.setdefault(fact.scope.key, []).append(fact)
     order: list[Fact] = []
-    for chain in sorted(owners.values(), key=lambda chain: made_at(chain[-1]), reverse=True):
+    for chain in sorted(owners.values(), key=lambda c: max(made_at(c[-1]), used(c[-1].scope)), reverse=True):
         fitting: list[Fact] = []
         for fact in reversed(chain):
             if room is not None:

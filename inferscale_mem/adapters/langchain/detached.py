@@ -37,6 +37,10 @@ class NoFacts:
         """Nothing."""
         return []
 
+    def last_used(self, scope: Scope) -> float:
+        """Never."""
+        return 0.0
+
     def turns(self, fact: Fact, w: int) -> list[str]:
         """Nothing."""
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import threading
 import weakref
@@ -129,9 +130,8 @@ class Adapter:
         defaults.fit_dims(me.embedding_model, me.vector_store, me.config)
         key = load_key(settings)
         signer = HandleSigner(key, defaults.store_name(me.config))
-        turns = None
-        if parse_policy(settings.encoding.policy).kind == "dialog_window":
-            turns = TurnLog(settings.home / "turns.db")
+        opening.make_folder(settings.home, "conversations (home)")
+        turns = TurnLog(settings.home / f"turns-{re.sub(r'[^A-Za-z0-9]+', '-', signer.store)}.db")
         here: Any = weakref.proxy(self)  # a memory that is dropped must go at once, and its store's lock with it
         index = VectorIndex(
             signer.store,
@@ -143,7 +143,7 @@ class Adapter:
         )
         opener = (lambda: open_engine(settings, key)) if engine is None else (lambda: engine)
         history = None if me.config.history_db_path == ":memory:" else Path(me.config.history_db_path)
-        core = Core(settings, index, signer, opener, Journal(history), owned=engine is None, turns=turns)
+        core = Core(settings, index, signer, opener, Journal(history), turns, owned=engine is None)
         self._core = core
         forking.watch(self)
         self._watch()
@@ -159,7 +159,7 @@ class Adapter:
         if core is None:
             return
         if type(me.db) is SQLiteManager:
-            me.db = History.over(me.db, core.journal)
+            me.db = History.over(me.db, core.journal, core.turns)
         if not isinstance(me.vector_store, FactStore):
             self._raw_store = resident(me.vector_store)
             me.vector_store = FactStore(self._raw_store, core.index, core.changed, core.journal)
@@ -226,7 +226,7 @@ class Adapter:
         check: Callable[[str], None] = lambda text: core.service.check_fact(text)  # noqa: E731
         instructions = prompt or getattr(self, "custom_instructions", None) or ""
         about = "assistant" if owners.get("agent_id") and not owners.get("user_id") else "user"
-        return extracting(Extraction(messages, instructions, about, check))
+        return extracting(Extraction(messages, instructions, about, check, Scope.of(owners)))
 
 
 def read_settings(inferscale: Settings) -> InferScaleConfig:

@@ -98,7 +98,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
         core = self._open_core()
         scope = search_scope(filters, kwargs) if core is not None else None
         if core is not None and scope is not None and isinstance(query, str):
-            await asyncio.to_thread(core.prepare_search, query, memory_format)
+            await asyncio.to_thread(core.prepare_search, query, scope, memory_format)
         found: dict[str, Any] = await super().search(
             query,
             top_k=top_k,

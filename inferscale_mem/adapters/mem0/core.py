@@ -38,7 +38,7 @@ class Core:
         open_engine: opens the engine.
         journal: of what is being written.
         owned: whether ``close`` closes the engine.
-        turns: what was said, for encoding policies that need it.
+        turns: what was said.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Core:
         signer: HandleSigner,
         open_engine: Open,
         journal: Journal,
+        turns: TurnLog,
         *,
         owned: bool,
-        turns: TurnLog | None = None,
     ) -> None:
         self.settings = settings
         self.index = index
@@ -58,7 +58,7 @@ class Core:
         self.journal = journal
         self._open_engine = open_engine
         self._owned = owned
-        self._turns = turns
+        self.turns = turns
         self._lock = threading.Lock()
         self._opening: Future[MemoryService] | None = None
         self._service: MemoryService | None = None
@@ -136,8 +136,7 @@ class Core:
             service.close()
             if self._owned:
                 service.engine.close()
-        if self._turns is not None:
-            self._turns.close()
+        self.turns.close()
         self.journal.close()
 
     # Facts that come and go.
@@ -177,8 +176,7 @@ class Core:
 
     def forget_turns(self, scope: Scope | None) -> None:
         """Delete what was said in a scope (None: in all)."""
-        if self._turns is not None:
-            self._turns.forget(scope)
+        self.turns.forget(scope)
 
     # What callers give and get.
 
@@ -198,8 +196,8 @@ class Core:
         for text in [] if infer else inputs.raw_facts(cleaned):
             service.check_fact(text)
         self.sweep()
-        if self._turns is not None:
-            self._turns.say(scope, cleaned)
+        self.turns.say(scope, cleaned)
+        self.turns.use(scope)
         return cleaned
 
     def prepare_update(
@@ -213,11 +211,12 @@ class Core:
                 self.service.check_fact(given)
         return clean[0], clean[1], metadata
 
-    def prepare_search(self, query: str, memory_format: str) -> None:
+    def prepare_search(self, query: str, scope: Scope, memory_format: str) -> None:
         """Everything that can be wrong with a query; and the engine starts, if handles are wanted."""
         inputs.check_unicode(query, "query")
         if memory_format == "handle":
             self.start()
+        self.turns.use(scope)
         self.sweep()
 
     def present(self, results: dict[str, Any], scope: Scope, memory_format: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mem0.memory.utils import remove_code_blocks
 
 from inferscale_mem.adapters.mem0.errors import ExtractionError
 from inferscale_mem.errors import FactError, InferScaleError, InputError
+from inferscale_mem.types import Scope
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,14 @@ class Extraction:
         instructions: the app's own instructions, or "".
         about: whom the facts are about, "user" or "assistant".
         check: raises FactError for a text that cannot be stored.
+        scope: whose conversation it is.
     """
 
     messages: Sequence[Mapping[str, Any]]
     instructions: str = ""
     about: str = "user"
     check: Callable[[str], None] = lambda text: None
+    scope: Scope | None = None
 
 
 _current: ContextVar[Extraction | None] = ContextVar("inferscale_extraction", default=None)

@@ -9,21 +9,24 @@ from typing import Any, Self
 
 from mem0.memory.storage import SQLiteManager
 
+from inferscale_mem.adapters.mem0.extraction import current
 from inferscale_mem.adapters.mem0.journal import Journal
+from inferscale_mem.adapters.mem0.turns import TurnLog
 
 logger = logging.getLogger(__name__)
 
 
 class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
-    """Mem0's history, which tells the journal what has been written."""
+    """Mem0's history, which tells the journal what has been written, and its window of messages, which is ours."""
 
     journal: Journal
+    turns: TurnLog
 
     @classmethod
-    def over(cls, inner: SQLiteManager, journal: Journal) -> Self:
+    def over(cls, inner: SQLiteManager, journal: Journal, turns: TurnLog) -> Self:
         """The same open file; ``inner`` lets go of it."""
         made = cls.__new__(cls)
-        made.__dict__.update(vars(inner), journal=journal)
+        made.__dict__.update(vars(inner), journal=journal, turns=turns)
         inner.connection = None
         return made
 
@@ -36,6 +39,18 @@ class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
         """See Mem0."""
         super().batch_add_history(records)
         self.journal.done(str(record.get("memory_id")) for record in records)
+
+
+    def get_last_messages(self, session_scope: str, limit: int = 10) -> list[dict[str, Any]]:
+        """What was said before, as Mem0's pipeline asks for it: out of our own window, which ``add`` fills."""
+        extraction = current()
+        if extraction is None or extraction.scope is None:
+            messages: list[dict[str, Any]] = super().get_last_messages(session_scope, limit)
+            return messages
+        return list(self.turns.earlier(extraction.scope, extraction.messages, limit))
+
+    def save_messages(self, messages: list[dict[str, Any]], session_scope: str) -> None:
+        """Nothing: Mem0's own window is never purged."""
 
 
 def repair(store: Any, history: SQLiteManager, rows: Iterable[str]) -> int:

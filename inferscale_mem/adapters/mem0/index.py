@@ -50,7 +50,7 @@ class VectorIndex:
         inner: the vector store (as a function: Mem0 replaces it on reset).
         handle_id: a fact's handle id.
         embed: embeddings of texts, for stores that do not give theirs back.
-        turns: what was said around the facts; None keeps none.
+        turns: what was said around the facts; None knows nothing of that.
         exclusive: nobody else writes to the store. Otherwise a fact is read again from the store before it is used.
     """
 
@@ -138,6 +138,10 @@ class VectorIndex:
     def turns(self, fact: Fact, w: int) -> list[str]:
         """See protocols.FactIndex."""
         return self._turns.before(fact, w) if self._turns else []
+
+    def last_used(self, scope: Scope) -> float:
+        """See protocols.FactIndex."""
+        return self._turns.last_used(scope) if self._turns else 0.0
 
     # Kept up to date by whoever writes to the store.
 

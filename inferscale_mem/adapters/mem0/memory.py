@@ -93,7 +93,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         core = self._open_core()
         scope = search_scope(filters, kwargs) if core is not None else None
         if core is not None and scope is not None and isinstance(query, str):
-            core.prepare_search(query, memory_format)
+            core.prepare_search(query, scope, memory_format)
         found: dict[str, Any] = super().search(
             query,
             top_k=top_k,

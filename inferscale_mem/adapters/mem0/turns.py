@@ -1,13 +1,16 @@
-"""The last turns of each conversation, for encoding policies that need dialog. Mem0's own window is not enough.
+"""The last turns of each conversation, for extraction and encoding policies that need dialog; and who was here last.
 
-Mem0 keeps no messages of ``infer=False``, the oldest ten of a long ``add``, and never purges its window.
+Mem0's own window is not enough: it keeps no messages of ``infer=False``, the oldest ten of a long ``add``, and is never
+purged.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from inferscale_mem.types import OWNER_FIELDS, Fact, Scope
 
 KEPT = 64
 """Turns kept per scope."""
+
+OFTEN = 60.0
+"""Seconds in which further uses of a scope are not written down."""
 
 
 class TurnLog:
@@ -33,16 +39,14 @@ class TurnLog:
         self._db.execute("PRAGMA synchronous=NORMAL")
         owners = ", ".join(f"{name} TEXT" for name in OWNER_FIELDS)
         self._db.execute(f"CREATE TABLE IF NOT EXISTS turns (seq INTEGER PRIMARY KEY, said REAL, text TEXT, {owners})")
+        self._db.execute("CREATE TABLE IF NOT EXISTS used (scope TEXT PRIMARY KEY, at REAL)")
+        self._used: dict[str, float] = dict(self._db.execute("SELECT scope, at FROM used"))
 
     def say(self, scope: Scope, messages: Sequence[Mapping[str, Any]]) -> None:
         """Append the spoken turns of a conversation; system and tool messages are not said by anyone."""
         now = datetime.now(UTC).timestamp()
         owners = [getattr(scope, name) for name in OWNER_FIELDS]
-        rows = [
-            (now, f"{message['role']}: {message['content']}", *owners)
-            for message in messages
-            if message.get("role") in ("user", "assistant") and isinstance(message.get("content"), str)
-        ]
+        rows = [(now, text, *owners) for text in _spoken(messages)]
         where, values = _exactly(scope)
         with self._lock, self._db:
             self._db.execute("BEGIN")
@@ -63,17 +67,61 @@ class TurnLog:
             ).fetchall()
         return [row[0] for row in reversed(rows)]
 
+    def earlier(self, scope: Scope, messages: Sequence[Mapping[str, Any]], w: int) -> list[dict[str, str]]:
+        """Up to w turns of exactly this scope, oldest first, as messages; less ``messages``, which are being added."""
+        where, values = _exactly(scope)
+        new = _spoken(messages)
+        with self._lock:
+            query = f"SELECT text FROM turns WHERE {where} ORDER BY seq DESC LIMIT ?"
+            rows = self._db.execute(query, [*values, w + len(new)]).fetchall()
+        for text in new:
+            if (text,) in rows:
+                rows.remove((text,))
+        pairs = [text.split(": ", 1) for (text,) in reversed(rows[:w])]
+        return [{"role": role, "content": content} for role, content in pairs]
+
+    def use(self, scope: Scope) -> None:
+        """Somebody adds to a scope, or asks for it, now."""
+        now = datetime.now(UTC).timestamp()
+        with self._lock, self._db:
+            if now - self._used.get(scope.key, 0.0) >= OFTEN:
+                self._used[scope.key] = now
+                self._db.execute("INSERT OR REPLACE INTO used VALUES (?, ?)", (scope.key, now))
+
+    def last_used(self, scope: Scope) -> float:
+        """When facts of exactly this scope could last have been asked for, in seconds since 1970; 0 if never."""
+        wider = [{name: scope.owners[name] for name in names} for names in _subsets(tuple(scope.owners))]
+        with self._lock:
+            return max(self._used.get(Scope(**owners).key, 0.0) for owners in wider)
+
     def forget(self, scope: Scope | None) -> None:
         """Delete what was said in every scope that this one covers; everything if None."""
         owners = scope.owners if scope else {}
         where = " AND ".join(f"{name} = ?" for name in owners) or "1"
         with self._lock, self._db:
             self._db.execute(f"DELETE FROM turns WHERE {where}", list(owners.values()))
+            gone = [key for key in self._used if scope is None or scope.covers(Scope(**json.loads(key)))]
+            for key in gone:
+                del self._used[key]
+            self._db.executemany("DELETE FROM used WHERE scope = ?", [(key,) for key in gone])
 
     def close(self) -> None:
         """Release the file."""
         with self._lock:
             self._db.close()
+
+
+def _spoken(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{message['role']}: {message['content']}"
+        for message in messages
+        if message.get("role") in ("user", "assistant") and isinstance(message.get("content"), str)
+    ]
+
+
+def _subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for size in range(1, len(names) + 1):
+        yield from itertools.combinations(names, size)
 
 
 def _exactly(scope: Scope) -> tuple[str, list[str | None]]:

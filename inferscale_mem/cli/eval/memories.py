@@ -154,6 +154,10 @@ class DialogIndex:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._index, name)
 
+    def last_used(self, scope: Scope) -> float:
+        """See protocols.FactIndex."""
+        return 0.0
+
     def turns(self, fact: Fact, w: int) -> list[str]:
         """See protocols.FactIndex."""
         end = 1 + max((self._place[turn] for turn in _turns_of(fact) if turn in self._place), default=-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mem0.configs.base import MemoryConfig
 from mem0_helpers import keeps, texts
 
-from inferscale_mem import InferScaleMemory
+from inferscale_mem import AsyncInferScaleMemory, InferScaleMemory
 from inferscale_mem.errors import FactError
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.testing import FakeEngine
@@ -76,8 +79,9 @@ def test_m2_the_readme_loop(open_memory: Any, memory_format: str) -> None:
         assert "ism1." not in prompts[0]
         assert not [fact for fact in turns if fact != said and fact in prompts[0]]
     assert texts(memory.get_all(filters=ALICE)) == sorted(turns)
-    kept = memory.db.get_last_messages("user_id=alice", limit=99)
-    assert not [m for m in kept if "ism1." in m["content"] or (m["role"] == "system" and "peanuts" in m["content"])]
+    kept = memory._core.turns.earlier(Scope(**ALICE), [], 99)
+    assert [turn["role"] for turn in kept] == ["user", "assistant"] * 5
+    assert not [turn for turn in kept if "ism1." in turn["content"]]
 
 
 def test_m3_an_update_is_what_the_model_sees(memory: InferScaleMemory) -> None:
@@ -156,9 +160,33 @@ def test_m8_turns_of_the_facts_own_run(open_memory: Any) -> None:
     assert index.turns(last, 3) == []
 
 
-def test_m8_no_turns_are_kept_where_no_policy_needs_them(memory: InferScaleMemory, home: Path) -> None:
-    memory.add("I live in Lyon.", infer=False, **ALICE)
-    assert not (home / "inferscale" / "turns.db").exists()
+@pytest.mark.parametrize("kind", [InferScaleMemory, AsyncInferScaleMemory])
+def test_m8_what_extraction_gets_to_read(open_memory: Any, monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """The last ten turns of the same run; not the oldest, not another run's, not the new ones twice."""
+    asked: list[str] = []
+
+    def extract(self: Any, messages: list[dict[str, str]], **kwargs: Any) -> str:
+        _, before = messages[-1]["content"].split("## Last k Messages\n")
+        asked.append(before.split("## Recently")[0])
+        return '{"memory": []}'
+
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(memory, name)(*args, **kwargs)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    monkeypatch.setattr("mem0.llms.openai.OpenAILLM.generate_response", extract)
+    config = {"llm": {"provider": "openai", "config": {"api_key": "none"}}}
+    memory = open_memory(MemoryConfig(**config), kind=kind)
+    call("add", [{"role": "user", "content": f"This is turn {n:02}."} for n in range(25)], infer=False, run_id="1")
+    call("add", "I am in another run.", infer=False, run_id="2")
+    call("add", "And this is new.", run_id="1")
+    assert asked[-1].strip().splitlines() == [f"user: This is turn {n}." for n in range(15, 25)]
+    call("add", "And this is newer.", run_id="1")
+    assert asked[-1].strip().splitlines()[-1] == "user: And this is new."
+    call("delete_all", run_id="1")
+    call("add", "After it.", run_id="1")
+    assert asked[-1].strip() == ""
+    assert memory.db.connection.execute("SELECT COUNT(*) FROM messages").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("infer", [True, False])

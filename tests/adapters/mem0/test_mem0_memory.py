@@ -11,7 +11,13 @@ from typing import Any
 
 import mem0
 import pytest
+from mem0.embeddings.base import EmbeddingBase
+from mem0.llms.base import LLMBase
+from mem0.memory.base import MemoryBase
+from mem0.memory.storage import SQLiteManager
 from mem0.memory.telemetry import MEM0_TELEMETRY
+from mem0.vector_stores.base import VectorStoreBase
+from mem0_helpers import keeps
 
 from inferscale_mem import AsyncInferScaleMemory, InferScaleMemory
 from inferscale_mem.errors import InputError, ScopeError, StoreError, StoreLockedError
@@ -41,22 +47,39 @@ def records(memory: Any) -> set[str]:
 
 # Signatures.
 
+PROPERTIES = {"project", "entity_store"}
+SURFACE = PROPERTIES | {"add", "chat", "close", "delete", "delete_all", "from_config", "get", "get_all", "history"}
+SURFACE |= {"reset", "search", "update"}
+CONTEXT = {mem0.Memory: ["__enter__", "__exit__"], mem0.AsyncMemory: ["__aenter__", "__aexit__"]}
+EXTRAS = {"__init__": {"inferscale", "engine"}, "from_config": {"engine"}, "search": {"memory_format"}}
+
 
 @pytest.mark.parametrize("kind, parent", [(InferScaleMemory, mem0.Memory), (AsyncInferScaleMemory, mem0.AsyncMemory)])
 def test_signatures_are_the_parents_and_keyword_only_extras(kind: type, parent: type) -> None:
-    names = [name for name in vars(parent) if not name.startswith("_") and callable(getattr(parent, name))]
-    assert {"add", "search", "get", "get_all", "update", "delete", "delete_all", "history", "reset"} <= set(names)
-    for name in names:
+    public = {name for name in dir(parent) if not name.startswith("_")}
+    assert public == SURFACE, "Mem0's surface has changed: what is new there has to be followed here"
+    assert {name for name in public if isinstance(inspect.getattr_static(parent, name), property)} == PROPERTIES
+    for name in [*sorted(public - PROPERTIES), "__init__", *CONTEXT[parent]]:
         theirs, ours = inspect.signature(getattr(parent, name)), inspect.signature(getattr(kind, name))
         extras = set(ours.parameters) - set(theirs.parameters)
+        assert extras == EXTRAS.get(name, set()), name
         assert all(ours.parameters[extra].kind is inspect.Parameter.KEYWORD_ONLY for extra in extras), name
-        shared = [(p.name, p.kind, p.default) for p in ours.parameters.values() if p.name not in extras]
-        assert shared == [(p.name, p.kind, p.default) for p in theirs.parameters.values()], name
+        # Mem0's default configuration asks a cloud; ours is None, for all local.
+        parameters = [
+            [(p.name, p.kind, None if p.name == "config" else p.default) for p in signature.parameters.values()]
+            for signature in (theirs, ours)
+        ]
+        assert [p for p in parameters[1] if p[0] not in extras] == parameters[0], name
         assert inspect.iscoroutinefunction(getattr(kind, name)) == inspect.iscoroutinefunction(getattr(parent, name))
 
 
-def test_is_a_mem0_memory(memory: InferScaleMemory) -> None:
-    assert isinstance(memory, mem0.Memory)
+def test_what_others_look_at(memory: InferScaleMemory) -> None:
+    """Mem0's proxy and CrewAI: the class. LlamaIndex: the class, and the version of the API."""
+    assert isinstance(memory, mem0.Memory) and not isinstance(memory, mem0.MemoryClient)
+    assert issubclass(AsyncInferScaleMemory, mem0.AsyncMemory) and isinstance(memory, MemoryBase)
+    assert memory.api_version == "v1.1" and isinstance(memory.db, SQLiteManager)
+    assert isinstance(memory.vector_store, VectorStoreBase) and isinstance(memory.embedding_model, EmbeddingBase)
+    assert isinstance(memory.llm, LLMBase) and memory.collection_name == "mem0"
 
 
 def test_telemetry_is_off() -> None:
@@ -189,6 +212,32 @@ def test_every_stored_fact_gets_a_record(memory: InferScaleMemory) -> None:
     assert records(memory) == handles
 
 
+@pytest.mark.parametrize("infer", [True, False])
+def test_every_way_to_be_born_ends_in_a_record(open_memory: Any, infer: bool) -> None:
+    engine = FakeEngine(answers=keeps("Lyon", "cats"))
+    memory = open_memory(engine=engine)
+    memory.add([{"role": "user", "content": "I live in Lyon. I have two cats."}], infer=infer, **ALICE)
+    handles = {hit["memory"] for hit in memory.search("me", filters=ALICE, threshold=0.0)["results"]}
+    assert len(handles) == (2 if infer else 1) and records(memory) == handles
+    memory.close()
+    engine.close()
+
+
+def test_the_owner_who_was_here_last_is_encoded_first_after_a_start(open_memory: Any) -> None:
+    with open_memory() as memory:
+        for user in ("alice", "bob", "carol"):
+            add(memory, f"My name is {user}.", user)
+        memory._core.turns._used.clear()  # as if that had been long ago
+        memory.search("name", filters={"user_id": "alice"}, memory_format="text")
+    engine = FakeEngine()
+    again = open_memory(engine=engine)
+    assert again.service.wait(30)
+    encoded = [engine.tokenizer.decode(plan.token_ids) for plan in engine.encodes if plan.spans[-1].handle]
+    assert [re.findall(r"name is (\w+)", prompt)[-1] for prompt in encoded] == ["alice", "carol", "bob"]
+    again.close()
+    engine.close()
+
+
 def test_procedural_memory_gets_a_record(open_memory: Any) -> None:
     engine = FakeEngine(answers="1. Opened the door. 2. Went in.", max_model_len=20_000)  # Mem0 asks at length
     memory = open_memory(engine=engine)
@@ -291,7 +340,9 @@ def test_close_and_open_again(open_memory: Any, home: Path) -> None:
     assert again.resolve(handle) == "I live in Lyon."
     assert one(again, "where I live") == handle
     assert records(again) == {handle}, "records are made again, in the background"
-    assert {path.name for path in (home / "inferscale").iterdir()} == {"qdrant", "history.db", "handle.key"}
+    passing = (".db-wal", ".db-shm", ".writing")
+    made = {path.name for path in (home / "inferscale").iterdir() if path.suffix not in passing}
+    assert made == {"qdrant", "history.db", "handle.key", "turns-qdrant-mem0.db"}
 
 
 def test_a_closed_memory_says_so(memory: InferScaleMemory) -> None:
