@@ -146,6 +146,27 @@ def test_without_a_file_it_prints_a_table(given: list[str], capsys: pytest.Captu
     assert "answers" in shown.err or "facts to encode" in shown.err or "adding fact" in shown.err
 
 
+def test_facts_that_the_memorys_llm_extracts(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model cannot extract anything; who answers in its place keeps what was said."""
+    config, file = tmp_path / "mem0.json", tmp_path / "out.json"
+    config.write_text(json.dumps({"llm": {"provider": "inferscale", "config": {"extraction": "write"}}}))
+    said: list[str] = []
+
+    def extract(self: Any, messages: Any, **kwargs: Any) -> str:
+        said.append(messages[-1]["content"])
+        found = [line for line in ("(8 May 2022) Ann: I live in Lyon now.",) if line in said[-1]]
+        return json.dumps({"memory": [{"id": "0", "text": text, "attributed_to": "user"} for text in found]})
+
+    monkeypatch.setattr("inferscale_mem.adapters.mem0.llm.EngineLLM.generate_response", extract)
+    some = ["--facts", "extracted", "--mem0-config", str(config), "--conversations", "c-1", "--json", str(file)]
+    assert cli.main([*given, *some]) == 0
+    assert len(said) == 3, "five turns, in pairs"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    alone = row(result, "alone", 2)
+    assert (alone["facts"], alone["n"]) == (1, 4)
+    assert alone["recall"] == pytest.approx((1 + 0 + 0.5) / 3), "the pair's turns are the evidence"
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
