@@ -102,7 +102,9 @@ class Injector:
                 self._keys, self._values, *self._layouts,
             )  # fmt: skip
 
-        edges = np.linspace(0, len(starts) - 1, self._threads + 1).astype(int)
+        # Layer by layer: what was encoded together lies together, and is read in one stream.
+        pieces = len(self._layers) * (len(starts) - 1)
+        edges = np.linspace(0, pieces, self._threads + 1).astype(int)
         others = [self._helpers.submit(part, *edge) for edge in pairwise(edges[1:])] if self._helpers else []
         part(edges[0], edges[1])
         wait(others)
@@ -189,25 +191,25 @@ def _inject(  # type: ignore[no-untyped-def]
     width = heads * size
     tile = np.empty(run * width, np.uint16)
     words = tile.view(np.uint32)
+    runs = np.uint64(starts.size) - _ONE
     for number in range(first, last):
-        begin = starts[number]
-        count = starts[number + _ONE] - begin
-        offset = offsets[begin]
-        for index in range(np.uint64(layers.size)):
-            cache = numba.carray(_pointer(caches[index]), (sizes[0],), np.uint16)
-            cache_words = numba.carray(_pointer(caches[index]), (sizes[0] // _TWO,), np.uint32)
-            block = blocks[begin] * sizes[1]
-            for k in range(count):
-                source = (layers[index] * num_rows + rows[begin + k]) * width
-                _turn(keys, source, tile, k * width, cos, sin, (begin + k) * half, half, is_neox_style, heads, size)
-            _put(tile, words, count, offset, heads, size, cache, cache_words, block, key_form, key_token, key_channel,
-                 key_head, key_chunk)  # fmt: skip
-            for k in range(count):
-                source = (layers[index] * num_rows + rows[begin + k]) * width
-                for j in range(width):
-                    tile[k * width + j] = values[source + j]
-            _put(tile, words, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
-                 value_channel, value_head, value_chunk)  # fmt: skip
+        index, run_number = number // runs, number % runs
+        cache = numba.carray(_pointer(caches[index]), (sizes[0],), np.uint16)
+        cache_words = numba.carray(_pointer(caches[index]), (sizes[0] // _TWO,), np.uint32)
+        begin = starts[run_number]
+        count = starts[run_number + _ONE] - begin
+        offset, block = offsets[begin], blocks[begin] * sizes[1]
+        for k in range(count):
+            source = (layers[index] * num_rows + rows[begin + k]) * width
+            _turn(keys, source, tile, k * width, cos, sin, (begin + k) * half, half, is_neox_style, heads, size)
+        _put(tile, words, count, offset, heads, size, cache, cache_words, block, key_form, key_token, key_channel,
+             key_head, key_chunk)  # fmt: skip
+        for k in range(count):
+            source = (layers[index] * num_rows + rows[begin + k]) * width
+            for j in range(width):
+                tile[k * width + j] = values[source + j]
+        _put(tile, words, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
+             value_channel, value_head, value_chunk)  # fmt: skip
 
 
 @_jit
