@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferscale_mem.errors import InputError, PromptTooLongError
+from inferscale_mem.kv.directory import DROPPED as DROPPED
 from inferscale_mem.kv.directory import LAST, Directory, Record, Wanted
 from inferscale_mem.types import EncodePlan, InjectReport, Miss, PromptPlan, Sampling, Segment
 
 OFF = "the engine was started with connector=False"
-DROPPED = "dropped while it was being encoded"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ FOREIGN = "record belongs to another owner"
 FORGED = "handle does not match its record"
 BEHIND = "behind a segment that has to be prefilled"
 LAST = "the last token of a prompt is always computed"
+DROPPED = "dropped while it was being encoded"
 
 Verify = Callable[[str, str, Scope], bool]
 """(handle, store, scope) -> whether the handle's tag is right."""

@@ -61,6 +61,35 @@ def prompt_of(engine: FakeEngine) -> str:
     return engine.tokenizer.decode(engine.requests[-1][0].token_ids)
 
 
+# Owners in the config of a call, in an agent or not.
+
+
+OWNED = {
+    "configurable": {"configurable": {"user_id": "alice"}},
+    "metadata": {"metadata": {"user_id": "alice"}},
+    "inferscale": {"configurable": {"inferscale": {"scope": {"user_id": "alice"}}}},
+    "metadata inferscale": {"metadata": {"inferscale": {"user_id": "alice"}}},
+}
+
+
+@pytest.mark.parametrize("config", OWNED.values(), ids=OWNED)
+async def test_another_owners_handles_are_refused_however_the_model_is_called(
+    known: InferScaleMemory, engine: FakeEngine, config: Any
+) -> None:
+    hits = known.search("What may I eat?", filters={"user_id": "bob"})
+    asked, chat = [HumanMessage("What may I eat?")], ChatInferScale(memory=known).bind(memories=hits)
+    chunks = [list(chat.stream(asked, config)), [chunk async for chunk in chat.astream(asked, config)]]
+    answers = [chat.invoke(asked, config), await chat.ainvoke(asked, config), *chat.batch([asked], config)]
+    answers += [*await chat.abatch([asked], config), chat.with_config(config).invoke(asked)]
+    answers += [sum(pieces[1:], start=pieces[0]) for pieces in chunks]
+    for answer in answers:
+        report = answer.response_metadata["inferscale"]
+        assert (report["facts_requested"], report["facts_injected"]) == (1, 0)
+        assert report["missed"][0]["reason"] == "belongs to another owner"
+    prompts = [engine.tokenizer.decode(plan.token_ids) for plan, _ in engine.requests]
+    assert len(prompts) >= len(answers) and not any("fish" in prompt for prompt in prompts)
+
+
 # The middleware.
 
 

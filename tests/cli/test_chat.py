@@ -239,6 +239,12 @@ def test_an_engine_that_does_not_start_is_named_and_its_log_too(
     assert "starting the engine: failed" in captured.out
 
 
+def test_a_home_that_cannot_be_made_is_named(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run("--home", str(tmp_path / "file"), lines="Hello?\n") == 2
+    assert "ConfigError" in (said := capfd.readouterr().err) and "--home" in said
+
+
 def test_a_home_in_use_is_named(run: Run, house: House, capfd: pytest.CaptureFixture[str]) -> None:
     inside: list[int] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -139,6 +140,12 @@ def test_models(tmp_path: Path, warm_home: Path, monkeypatch: pytest.MonkeyPatch
     assert "every byte" in check_model(warm).detail
     bad = check_model(InferScaleConfig(model="./nowhere"))
     assert bad.status == "fail" and "does not exist" in bad.detail and bad.advice
+    shutil.copytree(converted_folder(warm), tmp_path / "mute")
+    for file in (tmp_path / "mute").glob("chat_template*"):
+        file.unlink()
+    mute = check_model(InferScaleConfig(model=str(tmp_path / "mute")))
+    assert mute.status == "fail" and "no chat template" in mute.detail
+    assert check_model(InferScaleConfig(model=str(converted_folder(warm)))).status == "ok"
     assert check_embedder(InferScaleConfig(embedder="./nowhere")).status == "fail"
     assert check_embedder(warm).status == "ok"
     converted_folder(InferScaleConfig(home=tmp_path)).mkdir(parents=True)

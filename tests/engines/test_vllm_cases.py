@@ -53,6 +53,25 @@ def oracle(engine: Engine) -> Iterator[Engine]:
     oracle.close()
 
 
+def test_what_is_dropped_while_it_is_encoded_stops_nothing(engine: Engine) -> None:
+    """Its encode takes several steps (128 tokens each), and the engine is busy with an answer meanwhile."""
+    with ThreadPoolExecutor(8) as pool:
+        answer = pool.submit(greedy, engine, [text(20, 0)], 200)
+        for turn in range(30):
+            long = segment("fact", 400, turn)
+            made = pool.submit(encode, engine, [], long)
+            drops = [pool.submit(engine.drop, [str(long.record)]) for _ in range(1 + turn % 3)]
+            for done in (made, *drops):
+                done.exception()  # a record that was dropped is refused
+        assert len(answer.result()) == 200
+    kept = segment("fact", 40, 99)
+    encode(engine, [], kept)
+    prompt = [kept, text(5, 98)]
+    got = first_token(engine, prompt)
+    assert got.report.tokens_injected == 40
+    assert got.max_difference(first_token(engine, plain(prompt))) < EXACT
+
+
 def test_k1_many_users_never_see_each_other(engine: Engine, oracle: Engine) -> None:
     header = segment("header", 21, 0)
     encode(engine, [], header)

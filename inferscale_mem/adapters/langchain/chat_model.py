@@ -12,10 +12,10 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from inferscale_mem.adapters.langchain.answers import Answers
-from inferscale_mem.adapters.langchain.context import with_context
+from inferscale_mem.adapters.langchain.context import with_config, with_context
 from inferscale_mem.adapters.langchain.identity import ChatIdentity
 from inferscale_mem.adapters.langchain.messages import to_template
 from inferscale_mem.adapters.langchain.options import Options, read_options
@@ -182,6 +182,41 @@ class ChatInferScale(ChatIdentity):
         """
         return structured(self, schema, method, include_raw=include_raw, strict=strict, options=kwargs)
 
+    # A call's own config is read here: LangChain does not pass it on.
+
+    def invoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """See BaseChatModel."""
+        return super().invoke(input, config, stop=stop, **with_config(kwargs, config))
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """See BaseChatModel."""
+        return await super().ainvoke(input, config, stop=stop, **with_config(kwargs, config))
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """See BaseChatModel."""
+        return super().stream(input, config, stop=stop, **with_config(kwargs, config))
+
     # A memory's engine starts when it is first needed, which takes long: async callers wait for it off their loop.
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
@@ -189,10 +224,18 @@ class ChatInferScale(ChatIdentity):
         await asyncio.to_thread(lambda: self._service)
         return await super().agenerate(*args, **kwargs)
 
-    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
+    async def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
         """See BaseChatModel."""
         await asyncio.to_thread(lambda: self._service)
-        chunks = cast(AsyncGenerator[AIMessageChunk], super().astream(*args, **kwargs))
+        told = with_config(kwargs, config)
+        chunks = cast(AsyncGenerator[AIMessageChunk], super().astream(input, config, stop=stop, **told))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield chunk

@@ -1,4 +1,4 @@
-"""Memories and scope out of a RunnableConfig: its metadata, or its ``configurable`` in chains and graphs.
+"""Memories and scope out of a RunnableConfig: its metadata, or its ``configurable``.
 
 Both may hold ``user_id``, ``agent_id`` and ``memories``, and ``inferscale``, a mapping of these and ``run_id`` or
 ``scope``. (A plain ``run_id`` is somebody else's: LangChain and LangGraph name their own runs so.)
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.callbacks import BaseRunManager
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from inferscale_mem.errors import InputError
@@ -28,9 +29,26 @@ def with_context(call: Mapping[str, Any], run_manager: BaseRunManager | None) ->
     Raises:
         InputError: ``inferscale`` is no mapping.
     """
-    told = dict(call)
     config = var_child_runnable_config.get() or {}
-    for place in (getattr(run_manager, "metadata", None), config.get("metadata"), config.get("configurable")):
+    return _filled(call, getattr(run_manager, "metadata", None), config.get("metadata"), config.get("configurable"))
+
+
+def with_config(call: Mapping[str, Any], config: RunnableConfig | None) -> dict[str, Any]:
+    """The keywords of a call, and what they leave open from the config that it was given.
+
+    LangChain keeps a call's own config from the model: of an ``invoke`` only the metadata arrives, of a ``stream``
+    nothing.
+
+    Raises:
+        InputError: as ``with_context``.
+    """
+    given = config or {}
+    return _filled(call, given.get("metadata"), given.get("configurable"))
+
+
+def _filled(call: Mapping[str, Any], *places: Mapping[str, Any] | None) -> dict[str, Any]:
+    told = dict(call)
+    for place in places:
         found = _told(place or {})
         if any(told.get(name) is not None for name in OWNERS):
             found = {name: value for name, value in found.items() if name not in OWNERS}

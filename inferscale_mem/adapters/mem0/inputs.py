@@ -116,6 +116,10 @@ def raw_facts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return facts
 
 
+READ_AS_TEXT = ("actor_id", "created_at", "data", "hash", "role", "text_lemmatized", "updated_at")
+"""Keys of a row's payload that are Mem0's own. With another kind of value, none of the owner's facts could be read."""
+
+
 def check_metadata(metadata: object) -> None:
     """Raise InputError unless this is None, or a mapping with text keys that can be written as JSON."""
     if metadata is None:
@@ -123,6 +127,8 @@ def check_metadata(metadata: object) -> None:
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
         raise InputError(f"metadata must be a dict with text keys, not {type(metadata).__name__}.")
     for key, value in metadata.items():
+        if key in READ_AS_TEXT and value is not None and not isinstance(value, str):
+            raise InputError(f"metadata[{key!r}] is read by Mem0 as text, not {type(value).__name__}; rename the key.")
         try:
             text = json.dumps(to_jsonable_python(value), ensure_ascii=False)  # as the store will write it
         except (PydanticSerializationError, ValueError, TypeError) as error:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from inferscale_mem.errors import ConfigError
+
 
 class Quiet:
     """Open as a context around the whole conversation.
@@ -27,8 +29,14 @@ class Quiet:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Quiet:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._log.open("w", buffering=1, encoding="utf-8", errors="replace")
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._log.open("w", buffering=1, encoding="utf-8", errors="replace")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"The folder {self._log.parent} cannot be written ({error}); give another one with --home or "
+                "INFERSCALE_HOME."
+            ) from error
         self._stack.enter_context(contextlib.redirect_stderr(own_stream(sys.stderr, 2)))
         self._stack.enter_context(_pointed(2, self._file))
         _log_to(self._file)

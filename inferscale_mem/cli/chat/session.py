@@ -94,8 +94,12 @@ class ChatSession:
         self._chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=max_tokens, user_id=user)
 
     def start(self) -> None:
-        """Wait until the engine has started; the first use would do so too."""
-        assert self._memory.service is not None
+        """Wait until the engine has started; the first use would do so too.
+
+        Raises:
+            ChatTemplateError: nobody can chat with this model.
+        """
+        self._memory.service.planner.default_header()
 
     def ask(self, line: str, show: Callable[[str], None]) -> Turn:
         """Answer a line with what is remembered; ``show`` gets the text as it comes."""

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def check_home(config: InferScaleConfig) -> Finding:
     """Whether the home folder can be written, or made; and how much room there is."""
     home = config.home.absolute()
     nearest = next(folder for folder in (home, *home.parents) if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    if not nearest.is_dir() or not _writable(nearest):
         advice = f"Give this user the right to write to {nearest}, or set INFERSCALE_HOME."
         return Finding("home", "fail", f"{home} cannot be written", advice)
     free = shutil.disk_usage(nearest).free
@@ -91,6 +92,15 @@ def check_home(config: InferScaleConfig) -> Finding:
     if free < HOME_BYTES:
         return Finding("home", "warn", detail, "Free some space, or set INFERSCALE_HOME to a folder on another disk.")
     return Finding("home", "ok", detail)
+
+
+def _writable(folder: Path) -> bool:
+    """Tried, not asked: root may write anywhere, but no file system for processes takes a file."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def available_memory() -> int | None:

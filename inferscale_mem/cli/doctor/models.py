@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from pathlib import Path
 
 from inferscale_mem.cli.doctor.finding import Finding
 from inferscale_mem.config import InferScaleConfig
@@ -20,9 +22,25 @@ from inferscale_mem.models import (
 def check_model(config: InferScaleConfig) -> Finding:
     """The configured model, or every byte of the packaged one. Converts nothing."""
     try:
-        return _check_packaged(config) if config.model is None else Finding("model", "ok", resolve_model(config))
+        if config.model is None:
+            return _check_packaged(config)
+        model = resolve_model(config)
+        if not _has_template(model):
+            return Finding("model", "fail", f"{model} has no chat template", "Use a chat (instruct) model.")
+        return Finding("model", "ok", model)
     except InferScaleError as error:
         return Finding("model", "fail", _first_sentence(error), _rest(error))
+
+
+def _has_template(model: str) -> bool:
+    """Whether a model's folder has a chat template; ids of a hub are not looked into."""
+    folder = Path(model)
+    if not folder.is_dir() or any(folder.glob("chat_template.*")) or (folder / "additional_chat_templates").is_dir():
+        return True
+    try:
+        return "chat_template" in json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def check_embedder(config: InferScaleConfig) -> Finding:

@@ -13,7 +13,7 @@ from inferscale_mem import wire
 from inferscale_mem.errors import BudgetError, InputError
 from inferscale_mem.handles import may_name
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
-from inferscale_mem.kv.directory import FORGED, LAST, Directory, Match, Record, Wanted
+from inferscale_mem.kv.directory import DROPPED, FORGED, LAST, Directory, Match, Record, Wanted
 from inferscale_mem.types import Miss, Span
 
 if TYPE_CHECKING:
@@ -147,6 +147,9 @@ class SchedulerSide:
         except BudgetError as error:
             job.refused[span.record] = str(error)
         else:
+            # Held until the request is finished: should the record be dropped meanwhile, its pages must not become
+            # another's while what is computed for it is still being kept there.
+            self.directory.pin([record])
             job.making.append(Making(record, span))
 
     def _salt(self, request: Request, job: Job) -> str:
@@ -235,9 +238,12 @@ class SchedulerSide:
             return None
         self.directory.unpin(job.match.records)
         for making in job.making:
-            if making.covered < len(making.record.token_ids):
+            if making.record.dropped:
+                job.refused[making.record.name] = DROPPED
+            elif making.covered < len(making.record.token_ids):
                 self.directory.abandon(making.record.generation)
                 job.refused[making.record.name] = "the request ended before the record was complete"
+        self.directory.unpin([making.record for making in job.making])
         return {wire.KEY: {"v": wire.VERSION, "op": job.order.op, **self._answer(job)}}
 
     def _answer(self, job: Job) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_numbers_and_uuids_are_ids_everywhere(memory: InferScaleMemory) -> None:
     assert read_scope({"user_id": 5}) == read_scope({"scope": {"user_id": 5}}) == Scope(user_id="5")
 
 
-BROKEN = [{"a": object()}, {"a": [object()]}, {"a": "\ud83d"}, {"\ud83d": 1}]
+BROKEN = [{"a": object()}, {"a": [object()]}, {"a": "\ud83d"}, {"\ud83d": 1}, {"created_at": 5}, {"hash": {"a": 1}}]
 
 
 @pytest.mark.parametrize("metadata", ["text", 7, [1], {1: "number"}, *BROKEN])
