@@ -40,6 +40,7 @@ def main(memory: InferScaleMemory) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    memory = InferScaleMemory()
+    # All facts injected: by default, as many are left to prefill as cost no time on this machine.
+    memory = InferScaleMemory(inferscale={"encoding": {"text_tail": 0}})
     main(memory)
     memory.close()

@@ -67,7 +67,7 @@ def test_a_long_conversation_costs_what_is_new(memory: InferScaleMemory) -> None
 
 @pytest.mark.engine
 def test_a_long_conversation_on_the_real_model(vllm_engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    memory = InferScaleMemory(engine=vllm_engine)
+    memory = InferScaleMemory(engine=vllm_engine, inferscale={"encoding": {"text_tail": 0}})
     rows = load("long_conversation").main(memory)
     memory.close()
     print(capsys.readouterr().out)

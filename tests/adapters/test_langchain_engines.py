@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from inferscale_mem.handles import HandleSigner
 from inferscale_mem.protocols import Engine
 from inferscale_mem.service import MemoryService
 from inferscale_mem.testing import FakeEngine
+from inferscale_mem.types import Scope
 
 FACTS = (
     "My name is Nora.",
@@ -105,4 +107,48 @@ def test_answers_come_from_the_memories(name: str, request: pytest.FixtureReques
         assert (report["facts_requested"], report["facts_injected"], report["missed"]) == (6, 6, [])
         assert report["tokens_prefilled"] < 32 < report["tokens_injected"]
         assert whole.usage_metadata["input_token_details"]["cache_read"] == report["tokens_injected"]
+    service.close()
+
+
+@pytest.mark.engine
+def test_eight_users_at_once_streams_in_turns_one_given_up_and_a_second_loop(vllm_engine: Engine) -> None:
+    signer = HandleSigner(KEY, "langchain")
+    index = SmallIndex(signer)
+    service = MemoryService(vllm_engine, index, signer, EncodingConfig())
+    users = [f"user{n}" for n in range(8)]
+    facts = {user: new_fact(f"My favourite number is {n}{n}{n}.", Scope(user_id=user)) for n, user in enumerate(users)}
+    index.put(*facts.values())
+    service.add(facts.values())
+    assert service.wait(120)
+    chat = ChatInferScale(service=service, temperature=0.0, max_tokens=8)
+    question = [HumanMessage("What is my favourite number?")]
+
+    def of(user: str) -> dict[str, Any]:
+        return {"memories": [service.handle(facts[user])], "user_id": user}
+
+    async def all_at_once() -> None:
+        answers = await asyncio.gather(*(chat.ainvoke(question, **of(user)) for user in users))
+        for answer in answers:
+            report = answer.response_metadata["inferscale"]
+            assert (report["facts_requested"], report["facts_injected"]) == (1, 1)
+
+    async def streams_in_turns() -> None:
+        streams = {user: chat.astream(question, **of(user)) for user in users}
+        told: dict[str, list[Any]] = {user: [] for user in users}
+        await anext(streams["user0"])
+        await streams.pop("user0").aclose()  # given up in the middle
+        while streams:
+            for user in list(streams):
+                try:
+                    told[user].append(await anext(streams[user]))
+                except StopAsyncIteration:
+                    del streams[user]
+        for user in users[1:]:
+            whole = sum(told[user][1:], told[user][0])
+            assert whole.response_metadata["inferscale"]["facts_injected"] == 1
+            assert whole.content == alone[user]
+
+    alone = {user: chat.invoke(question, **of(user)).content for user in users}
+    for work in (all_at_once, streams_in_turns, all_at_once):
+        asyncio.run(work())  # an event loop of its own each time
     service.close()
