@@ -12,6 +12,7 @@ import pytest
 from inferscale_mem import InferScaleMemory
 from inferscale_mem.protocols import Engine
 from inferscale_mem.testing import FakeEngine
+from inferscale_mem.testing.scene import KEY
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -67,7 +68,8 @@ def test_a_long_conversation_costs_what_is_new(memory: InferScaleMemory) -> None
 
 @pytest.mark.engine
 def test_a_long_conversation_on_the_real_model(vllm_engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    memory = InferScaleMemory(engine=vllm_engine, inferscale={"encoding": {"text_tail": 0}})
+    settings = {"handle_key": KEY.hex(), "encoding": {"text_tail": 0}}  # the engine checks handles with its own key
+    memory = InferScaleMemory(engine=vllm_engine, inferscale=settings)
     rows = load("long_conversation").main(memory)
     memory.close()
     print(capsys.readouterr().out)
