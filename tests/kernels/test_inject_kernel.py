@@ -12,26 +12,29 @@ from inferscale_mem.kernels.inject.layout import BlockLayout, find_layout
 from inferscale_mem.kernels.inject.reference import inject
 
 BLOCK, HEADS, SIZE = 32, 3, 32
+Segments = tuple[tuple[int, int], ...]
 
 
-def places(form: str, start: int) -> torch.Tensor:
-    """[BLOCK, HEADS, SIZE]: where a backend that packs like this keeps each element."""
-    numbers = torch.arange(start, start + BLOCK * HEADS * SIZE)
+def places(form: str, start: int, size: int = SIZE) -> torch.Tensor:
+    """[BLOCK, HEADS, size]: where a backend that packs like this keeps each element."""
+    numbers = torch.arange(start, start + BLOCK * HEADS * size)
     if form == "rows":
-        return numbers.view(HEADS, BLOCK, SIZE).permute(1, 0, 2)
+        return numbers.view(HEADS, BLOCK, size).permute(1, 0, 2)
     if form == "columns":
-        return numbers.view(HEADS, SIZE, BLOCK).permute(2, 0, 1)
+        return numbers.view(HEADS, size, BLOCK).permute(2, 0, 1)
     if form == "column pairs":  # [head, group of 16 tokens, pair of channels, token, of the pair]
-        return numbers.view(HEADS, BLOCK // 16, SIZE // 2, 16, 2).permute(1, 3, 0, 2, 4).reshape(BLOCK, HEADS, SIZE)
-    assert form == "token pairs"  # [head, group of 16 channels, pair of tokens, channel, of the pair]
-    return numbers.view(HEADS, SIZE // 16, BLOCK // 2, 16, 2).permute(2, 4, 0, 1, 3).reshape(BLOCK, HEADS, SIZE)
+        return numbers.view(HEADS, BLOCK // 16, size // 2, 16, 2).permute(1, 3, 0, 2, 4).reshape(BLOCK, HEADS, size)
+    assert form == "token pairs"  # [head, group of 16 channels (or 8), pair of tokens, channel, of the pair]
+    group = 16 if size % 16 == 0 else 8
+    order = numbers.view(HEADS, size // group, BLOCK // 2, group, 2).permute(2, 4, 0, 1, 3)
+    return order.reshape(BLOCK, HEADS, size)
 
 
 FORMS = ("rows", "columns", "column pairs", "token pairs")
 
 
-def layout_of(form: str, start: int = 0) -> BlockLayout:
-    layout = find_layout(places(form, start))
+def layout_of(form: str, start: int = 0, size: int = SIZE) -> BlockLayout:
+    layout = find_layout(places(form, start, size))
     assert layout is not None and layout.form == form
     return layout
 
@@ -68,20 +71,31 @@ SEGMENTS = {
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("half, is_neox_style", [(16, True), (16, False), (5, True), (5, False), (0, True)])
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
-def test_as_the_reference(segments: tuple[tuple[int, int], ...], half: int, is_neox_style: bool, threads: int) -> None:
+def test_as_the_reference(segments: Segments, half: int, is_neox_style: bool, threads: int) -> None:
+    compare(segments, SIZE, half, is_neox_style, threads)
+
+
+@pytest.mark.parametrize("size, half", [(24, 12), (24, 8), (64, 32), (64, 16), (80, 40), (128, 64)])
+def test_other_head_sizes(size: int, half: int) -> None:
+    for segments in SEGMENTS.values():
+        compare(segments, size, half, is_neox_style=True, threads=2)
+
+
+def compare(segments: Segments, size: int, half: int, is_neox_style: bool, threads: int) -> None:
+    """Bit for bit, every layout of keys with every layout of values; what is not written stays as it is."""
     generator = torch.Generator().manual_seed(half)
     layers, num_rows, num_blocks = 3, 200, 9
-    keys, values = torch.randn(2, layers, num_rows, HEADS, SIZE, generator=generator).bfloat16()
+    keys, values = torch.randn(2, layers, num_rows, HEADS, size, generator=generator).bfloat16()
     positions = positions_of(*segments) if segments else torch.zeros(0, dtype=torch.int64)
     rows = torch.randperm(num_rows, generator=generator)[: len(positions)]
     blocks = torch.randperm(num_blocks, generator=generator)[positions // BLOCK]
     angles = torch.randn(2, len(positions), half, generator=generator)
     for key_form, value_form in itertools.product(FORMS, FORMS):
-        key_places, value_places = places(key_form, 0), places(value_form, BLOCK * HEADS * SIZE)
+        key_places, value_places = places(key_form, 0, size), places(value_form, BLOCK * HEADS * size, size)
         chosen = [2, 0]
-        shape = (len(chosen), num_blocks, 2 * BLOCK * HEADS * SIZE)
+        shape = (len(chosen), num_blocks, 2 * BLOCK * HEADS * size)
         wanted, got = (torch.full(shape, float("nan"), dtype=torch.bfloat16) for _ in range(2))
-        layouts = layout_of(key_form), layout_of(value_form, BLOCK * HEADS * SIZE)
+        layouts = layout_of(key_form, 0, size), layout_of(value_form, BLOCK * HEADS * size, size)
         injector = Injector(keys, values, chosen, [*got], *layouts, threads)
         injector(rows, blocks, positions % BLOCK, *angles, is_neox_style)
         for layer, cache in zip(chosen, wanted, strict=True):

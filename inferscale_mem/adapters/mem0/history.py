@@ -40,7 +40,6 @@ class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
         super().batch_add_history(records)
         self.journal.done(str(record.get("memory_id")) for record in records)
 
-
     def get_last_messages(self, session_scope: str, limit: int = 10) -> list[dict[str, Any]]:
         """What was said before, as Mem0's pipeline asks for it: out of our own window, which ``add`` fills."""
         extraction = current()

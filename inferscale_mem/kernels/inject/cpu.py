@@ -1,46 +1,36 @@
 """Inject on a CPU, bfloat16: slab to paged cache in one pass, without a copy in between.
 
 A run of tokens that share a block is rotated into a small tile that stays in the processor's first-level cache, and
-from there written in the order in which the backend packs a block. Compiled by numba when first called.
+from there written in the order in which the backend packs a block. What is read is asked for some rows ahead, and whole
+cache lines are written past the cache, which otherwise would first read what is about to be overwritten: the two
+together halve the time. Compiled by numba when first called.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
+from inferscale_mem.kernels.compiling import HALF_WORD, ONE, TWO, ZERO, inline, jit
 from inferscale_mem.kernels.inject.layout import FORMS, BlockLayout
+from inferscale_mem.kernels.inject.packed import put
+from inferscale_mem.kernels.instructions import LINE, as_bits, as_float, fetch, finish_streams, pointer, take, turn_line
+from inferscale_mem.kernels.openmp import on_all_threads
 
 Array = np.ndarray[Any, Any]
 
-# Unsigned numbers throughout: numba would test each signed index for being negative, and then nothing is vectorised.
-_ONE, _TWO, _HALF_WORD = np.uint64(1), np.uint64(2), np.uint32(16)
-_ROWS, _COLUMNS, _COLUMN_PAIRS, _TOKEN_PAIRS = range(4)
-assert FORMS == ("rows", "columns", "column pairs", "token pairs")
 _LONGEST_RUN = 32
 """Tokens; a tile of more would leave the first-level cache."""
-
-_inline = numba.njit(nogil=True, boundscheck=False, error_model="numpy", inline="always")
-
-
-def _jit(function: Any) -> Any:
-    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it: neither this folder nor the user's cache can be written
-        return numba.njit(**options)(function)
+CACHE_LINE = 4 * int(LINE)
+"""Bytes."""
+_AHEAD = np.uint64(12)
+"""Rows; so many before one is read, it is asked for."""
 
 
 class Injector:
@@ -50,7 +40,7 @@ class Injector:
         keys: before RoPE, bfloat16 [L, R, H, D], contiguous.
         values: likewise.
         layers: which of the L.
-        caches: one per layer: contiguous bfloat16, a whole number of blocks.
+        caches: one per layer: contiguous bfloat16, a whole number of blocks, from the start of a cache line on.
         key_layout, value_layout: of a block of theirs.
         threads: to use, this one included.
     """
@@ -67,16 +57,24 @@ class Injector:
     ) -> None:
         tensors = (keys, values, *caches)
         assert all(t.dtype == torch.bfloat16 and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
+        assert all(cache.data_ptr() % CACHE_LINE == 0 for cache in caches)
         self._kept = tensors  # the addresses below are theirs
-        self._keys, self._values = _bits(keys), _bits(values)
-        self._shape = tuple(np.uint64(n) for n in keys.shape[1:])
-        self._layers = np.asarray(layers, dtype=np.uint64)
-        self._caches = np.asarray([cache.data_ptr() for cache in caches], dtype=np.uint64)
-        self._sizes = np.asarray([caches[0].numel(), caches[0][0].numel()], dtype=np.uint64)
         self._run = int(np.gcd.reduce([key_layout.group, value_layout.group, _LONGEST_RUN]))
-        self._layouts = (*_layout(key_layout), *_layout(value_layout))
+        heads, size = keys.shape[2:]
+        self._layers = np.asarray(layers, dtype=np.uint64)
+        addresses = np.asarray([cache.data_ptr() for cache in caches], dtype=np.uint64)
+        layouts = (key_layout, value_layout)
+        self._numbers = (
+            *keys.shape[1:], caches[0].numel(), caches[0][0].numel(),
+            *(n for layout in layouts for n in (FORMS.index(layout.form), layout.head_stride, layout.chunk)),
+        )  # fmt: skip
+        self._arrays = (
+            self._layers, addresses, _bits(keys), _bits(values),
+            *(array for layout in layouts for array in (layout.token, layout.channel)),
+        )  # fmt: skip
         self._threads = threads
-        self._helpers = _helpers(threads - 1) if threads > 1 else None
+        words = self._run * heads * size // 2 + (int(LINE) + 1) * self._run + size  # a tile, and lines to send
+        self._scratch = torch.empty((threads, -(-words // 16) * 64), dtype=torch.uint8)
 
     def __call__(
         self,
@@ -93,49 +91,24 @@ class Injector:
             return
         starts = _runs(blocks.numpy(), offsets.numpy(), self._run)
         where = [part.numpy().astype(np.uint64) for part in (rows, blocks, offsets)]
-        angles = [part.numpy().reshape(-1) if half else np.zeros(1, np.float32) for part in (cos, sin)]
-
-        def part(first: int, last: int) -> None:
-            _inject(
-                np.uint64(first), np.uint64(last), starts, *where, *angles, np.uint64(half), is_neox_style,
-                np.uint64(self._run), *self._shape, self._layers, self._caches, self._sizes,
-                self._keys, self._values, *self._layouts,
-            )  # fmt: skip
-
-        # Layer by layer: what was encoded together lies together, and is read in one stream.
-        pieces = len(self._layers) * (len(starts) - 1)
-        edges = np.linspace(0, pieces, self._threads + 1).astype(int)
-        others = [self._helpers.submit(part, *edge) for edge in pairwise(edges[1:])] if self._helpers else []
-        part(edges[0], edges[1])
-        wait(others)
-        for other in others:
-            other.result()
-
-
-@lru_cache(maxsize=1)
-def _helpers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "inferscale-inject", _anywhere)
-
-
-def _anywhere() -> None:
-    """Let this thread run wherever any thread of the process may: it inherits one that is bound to a single core."""
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    cores = os.sched_getaffinity(0)
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            cores |= os.sched_getaffinity(int(thread))
-    os.sched_setaffinity(0, cores)
+        angles = [part.contiguous().numpy().reshape(-1) for part in (cos, sin)]
+        runs = len(starts) - 1
+        pieces = len(self._layers) * runs
+        # A few pieces at a time: threads that are held up take fewer. Layer by layer: what was encoded together lies
+        # together, and is read in one stream.
+        share = max(1, min(runs, pieces // (4 * self._threads)))
+        arrays = (starts, *where, *angles, *self._arrays)
+        numbers = (
+            0, 0, self._scratch.data_ptr(), self._scratch.shape[1], pieces, share, half, is_neox_style, self._run,
+            *self._numbers,
+        )  # fmt: skip
+        call = np.asarray([*numbers, *(n for array in arrays for n in (array.ctypes.data, array.size))], np.uint64)
+        on_all_threads(_compiled_share.address, call.ctypes.data, self._threads)
 
 
 def _bits(tensor: torch.Tensor) -> Array:
     bits: Array = tensor.view(torch.uint16).numpy().reshape(-1)
     return bits
-
-
-def _layout(layout: BlockLayout) -> tuple[Any, ...]:
-    form = FORMS.index(layout.form)
-    return form, layout.token, layout.channel, np.uint64(layout.head_stride), np.uint64(layout.chunk)
 
 
 def _runs(blocks: Array, offsets: Array, longest: int) -> Array:
@@ -144,140 +117,120 @@ def _runs(blocks: Array, offsets: Array, longest: int) -> Array:
     return np.concatenate(([0], np.flatnonzero(broken) + 1, [len(blocks)])).astype(np.uint64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _as_float(_: Any, bits: Any) -> Any:
-    return types.float32(types.uint32), lambda context, builder, signature, args: builder.bitcast(
-        args[0], ir.FloatType()
-    )
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _as_bits(_: Any, number: Any) -> Any:
-    return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(
-        args[0], ir.IntType(32)
-    )
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(_: Any, address: Any) -> Any:
-    return types.voidptr(types.uint64), lambda context, builder, signature, args: builder.inttoptr(
-        args[0], ir.IntType(8).as_pointer()
-    )
-
-
-@_inline
+@inline
 def _widen(bits):  # type: ignore[no-untyped-def]
-    return _as_float(np.uint32(bits) << _HALF_WORD)
+    return as_float(np.uint32(bits) << HALF_WORD)
 
 
-@_inline
+@inline
 def _narrow(number):  # type: ignore[no-untyped-def]
     """Rounded to nearest, ties to even."""
-    bits = _as_bits(number)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> _HALF_WORD) & np.uint32(1))) >> _HALF_WORD)
+    bits = as_bits(number)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> HALF_WORD) & np.uint32(1))) >> HALF_WORD)
 
 
-@_inline
-def _word(low, high):  # type: ignore[no-untyped-def]
-    return np.uint32(low) | (np.uint32(high) << _HALF_WORD)
+@inline
+def _half_words(call, at):  # type: ignore[no-untyped-def]
+    return numba.carray(pointer(call[at]), (call[at + 1],), np.uint16)
 
 
-@_jit
+@inline
+def _floats(call, at):  # type: ignore[no-untyped-def]
+    return numba.carray(pointer(call[at]), (call[at + 1],), np.float32)
+
+
+@inline
+def _numbers(call, at):  # type: ignore[no-untyped-def]
+    return numba.carray(pointer(call[at]), (call[at + 1],), np.uint64)
+
+
+def _share(address):  # type: ignore[no-untyped-def]
+    """Take pieces of a call, as made by ``Injector``, until none is left; run by all threads at once."""
+    call = numba.carray(address, (48,), np.uint64)
+    thread = take(call, np.uint64(1), ONE)
+    scratch, pieces, share = call[2] + thread * call[3], call[4], call[5]
+    starts, rows, blocks, offsets = _numbers(call, 20), _numbers(call, 22), _numbers(call, 24), _numbers(call, 26)
+    cos, sin, layers, caches = _floats(call, 28), _floats(call, 30), _numbers(call, 32), _numbers(call, 34)
+    keys, values = _half_words(call, 36), _half_words(call, 38)
+    key_token, key_channel = _numbers(call, 40), _numbers(call, 42)
+    value_token, value_channel = _numbers(call, 44), _numbers(call, 46)
+    first = take(call, ZERO, share)
+    while first < pieces:
+        _inject(
+            first, min(first + share, pieces), scratch, starts, rows, blocks, offsets, cos, sin, call[6],
+            call[7] != ZERO, call[8], call[9], call[10], call[11], layers, caches, call[12], call[13], keys, values,
+            call[14], key_token, key_channel, call[15], call[16], call[17], value_token, value_channel, call[18],
+            call[19],
+        )  # fmt: skip
+        first = take(call, ZERO, share)
+    finish_streams()
+
+
+@jit
 def _inject(  # type: ignore[no-untyped-def]
-    first, last, starts, rows, blocks, offsets, cos, sin, half, is_neox_style, run, num_rows, heads, size, layers,
-    caches, sizes, keys, values, key_form, key_token, key_channel, key_head, key_chunk, value_form, value_token,
-    value_channel, value_head, value_chunk,
+    first, last, scratch, starts, rows, blocks, offsets, cos, sin, half, is_neox_style, run, num_rows, heads, size,
+    layers, caches, total, block_size, keys, values, key_form, key_token, key_channel, key_head, key_chunk, value_form,
+    value_token, value_channel, value_head, value_chunk,
 ):  # fmt: skip
     width = heads * size
-    tile = np.empty(run * width, np.uint16)
-    words = tile.view(np.uint32)
-    runs = np.uint64(starts.size) - _ONE
+    tile = numba.carray(pointer(scratch), (run * width,), np.uint16)
+    words = numba.carray(pointer(scratch), (run * width // TWO,), np.uint32)
+    lines = numba.carray(pointer(scratch + TWO * run * width), (LINE * run + run + size,), np.uint32)
+    runs = np.uint64(starts.size) - ONE
     for number in range(first, last):
         index, run_number = number // runs, number % runs
-        cache = numba.carray(_pointer(caches[index]), (sizes[0],), np.uint16)
-        cache_words = numba.carray(_pointer(caches[index]), (sizes[0] // _TWO,), np.uint32)
+        cache = numba.carray(pointer(caches[index]), (total,), np.uint16)
+        cache_words = numba.carray(pointer(caches[index]), (total // TWO,), np.uint32)
         begin = starts[run_number]
-        count = starts[run_number + _ONE] - begin
-        offset, block = offsets[begin], blocks[begin] * sizes[1]
+        count = starts[run_number + ONE] - begin
+        offset, block = offsets[begin], blocks[begin] * block_size
+        layer = layers[index] * num_rows
         for k in range(count):
-            source = (layers[index] * num_rows + rows[begin + k]) * width
+            _fetch_row(keys, layer, rows, begin + k + _AHEAD, width)
+            source = (layer + rows[begin + k]) * width
             _turn(keys, source, tile, k * width, cos, sin, (begin + k) * half, half, is_neox_style, heads, size)
-        _put(tile, words, count, offset, heads, size, cache, cache_words, block, key_form, key_token, key_channel,
-             key_head, key_chunk)  # fmt: skip
+        put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, key_form, key_token,
+             key_channel, key_head, key_chunk)  # fmt: skip
         for k in range(count):
-            source = (layers[index] * num_rows + rows[begin + k]) * width
+            _fetch_row(values, layer, rows, begin + k + _AHEAD, width)
+            source = (layer + rows[begin + k]) * width
             for j in range(width):
                 tile[k * width + j] = values[source + j]
-        _put(tile, words, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
+        put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
              value_channel, value_head, value_chunk)  # fmt: skip
 
 
-@_jit
+@inline
+def _fetch_row(array, layer, rows, number, width):  # type: ignore[no-untyped-def]
+    if number < np.uint64(rows.size):
+        source = (layer + rows[number]) * width
+        for j in range(ZERO, width, TWO * LINE):
+            fetch(array, source + j)
+
+
+@jit
 def _turn(  # type: ignore[no-untyped-def]
     keys, source, tile, target, cos, sin, angle, half, is_neox_style, heads, size
 ):  # fmt: skip
     """One token's keys, rotated."""
     for head in range(heads):
         a, to = source + head * size, target + head * size
-        if is_neox_style:
+        if is_neox_style and half % LINE == ZERO:
+            for d in range(ZERO, half, LINE):
+                turn_line(keys, a + d, a + half + d, cos, sin, angle + d, tile, to + d, to + half + d)
+        elif is_neox_style:
             for d in range(half):
                 x, y, c, s = _widen(keys[a + d]), _widen(keys[a + half + d]), cos[angle + d], sin[angle + d]
                 tile[to + d] = _narrow(x * c - y * s)
                 tile[to + half + d] = _narrow(y * c + x * s)
         else:
             for d in range(half):
-                x, y = _widen(keys[a + _TWO * d]), _widen(keys[a + _TWO * d + _ONE])
+                x, y = _widen(keys[a + TWO * d]), _widen(keys[a + TWO * d + ONE])
                 c, s = cos[angle + d], sin[angle + d]
-                tile[to + _TWO * d] = _narrow(x * c - y * s)
-                tile[to + _TWO * d + _ONE] = _narrow(y * c + x * s)
-        for d in range(_TWO * half, size):
+                tile[to + TWO * d] = _narrow(x * c - y * s)
+                tile[to + TWO * d + ONE] = _narrow(y * c + x * s)
+        for d in range(TWO * half, size):
             tile[to + d] = keys[a + d]
 
 
-@_jit
-def _put(  # type: ignore[no-untyped-def]
-    tile, words, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride, chunk
-):  # fmt: skip
-    """A tile [count, heads, size] into a block, from its token ``offset`` on."""
-    width = heads * size
-    for head in range(heads):
-        base, a = block + head * head_stride, head * size
-        if form == _ROWS:
-            for k in range(count):
-                to = base + token[offset + k]
-                for d in range(size):
-                    cache[to + d] = tile[k * width + a + d]
-        elif form == _COLUMNS:
-            for d in range(size // _TWO):  # two at a time: processors gather words, not half words
-                even = base + token[offset] + channel[_TWO * d]
-                odd = base + token[offset] + channel[_TWO * d + _ONE]
-                for k in range(count):
-                    word = words[(k * width + a) // _TWO + d]
-                    cache[even + k] = np.uint16(word)
-                    cache[odd + k] = np.uint16(word >> _HALF_WORD)
-        elif form == _COLUMN_PAIRS:
-            for d in range(size // _TWO):
-                to = (base + token[offset] + channel[_TWO * d]) // _TWO
-                for k in range(count):
-                    cache_words[to + k] = words[k * (width // _TWO) + a // _TWO + d]
-        else:
-            _put_token_pairs(tile, count, offset, width, a, size, cache, cache_words, base, token, channel, chunk)
-
-
-@_jit
-def _put_token_pairs(  # type: ignore[no-untyped-def]
-    tile, count, offset, width, a, size, cache, cache_words, base, token, channel, chunk
-):  # fmt: skip
-    k = np.uint64(0)
-    while k < count:
-        to = base + token[offset + k]
-        if (offset + k) % _TWO == np.uint64(0) and k + _ONE < count:
-            for part in range(np.uint64(0), size, chunk):
-                place, low = (to + channel[part]) // _TWO, k * width + a + part
-                for d in range(chunk):
-                    cache_words[place + d] = _word(tile[low + d], tile[low + width + d])
-            k += _TWO
-        else:
-            for d in range(size):
-                cache[to + channel[d]] = tile[k * width + a + d]
-            k += _ONE
+_compiled_share: Any = jit(_share, partial(numba.cfunc, types.void(types.voidptr)))

@@ -93,8 +93,10 @@ def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab)
     if key_layout is None or value_layout is None:
         return None
     # Only now: numba is for CPUs, and vLLM 0.32 cannot start a worker in a process that has it loaded.
-    from inferscale_mem.kernels.inject.cpu import Injector
+    from inferscale_mem.kernels.inject.cpu import CACHE_LINE, Injector
 
+    if any(cache.data_ptr() % CACHE_LINE for cache in caches):
+        return None
     injector = Injector(slab.keys, slab.values, indices, caches, key_layout, value_layout, torch.get_num_threads())
     return OnePassWriter(layers[0], injector)
 
