@@ -21,14 +21,14 @@ def account(plan: PromptPlan, report: InjectReport, why: Why) -> InjectReport:
     left = report.facts_injected  # The first ones: the engine claims a run of leading segments.
     injected: set[str] = set()
     for fact in plan.facts:
-        handle = fact.handle
-        if handle is None or handle in injected or handle in missed:
+        handle, asked = fact.handle, fact.asked or fact.handle
+        if handle is None or asked is None or handle in injected or asked in missed:
             continue
         if fact.record is not None and handle not in said and left > 0:
             left -= 1
             injected.add(handle)
         else:
-            missed[handle] = Miss(handle, why(fact, handle, said))
+            missed[asked] = Miss(asked, why(fact, handle, said))
     return replace(
         report,
         facts_requested=len(injected) + len(missed),

@@ -132,6 +132,31 @@ class EncodingConfig:
             raise ConfigError(f"encoding.max_fact_tokens={most!r} must be a positive whole number.")
 
 
+LONGEST_EXPIRY_S = 100 * 365 * 86400
+
+
+@dataclass(frozen=True)
+class HandlesConfig:
+    """How long handles are worth something.
+
+    Attributes:
+        expire_after_s: seconds after which a handle that was handed out is refused (strict mode: handles that do not
+            expire are then refused, too). None: as long as the fact stays as it is.
+    """
+
+    expire_after_s: int | None = None
+
+    def __post_init__(self) -> None:
+        after = self.expire_after_s
+        if after is None:
+            return
+        if not isinstance(after, int) or isinstance(after, bool) or not 1 <= after <= LONGEST_EXPIRY_S:
+            raise ConfigError(
+                f"handles.expire_after_s={after!r} must be a whole number of seconds, from 1 to {LONGEST_EXPIRY_S} "
+                "(100 years); leave it out for handles that do not expire."
+            )
+
+
 @dataclass(frozen=True)
 class InferScaleConfig:
     """All settings of this package.
@@ -143,6 +168,7 @@ class InferScaleConfig:
         handle_key: hex digits that sign handles; None uses a key file in ``home``, made once.
         engine: how the engine runs.
         encoding: what facts are encoded behind.
+        handles: how long they are worth something.
     """
 
     model: str | None = None
@@ -151,6 +177,7 @@ class InferScaleConfig:
     handle_key: str | None = field(default=None, repr=False)
     engine: EngineConfig = field(default_factory=EngineConfig)
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
+    handles: HandlesConfig = field(default_factory=HandlesConfig)
 
     def __post_init__(self) -> None:
         for name in ("model", "embedder"):
@@ -159,6 +186,7 @@ class InferScaleConfig:
         _check_kind("handle_key", self.handle_key, str | None, "hex digits", show=False)
         _check_kind("engine", self.engine, EngineConfig, "an EngineConfig or a mapping of its settings")
         _check_kind("encoding", self.encoding, EncodingConfig, "an EncodingConfig or a mapping of its settings")
+        _check_kind("handles", self.handles, HandlesConfig, "a HandlesConfig or a mapping of its settings")
         object.__setattr__(self, "home", Path(self.home).expanduser())
         if self.handle_key is not None:
             parse_handle_key(self.handle_key)
@@ -190,9 +218,9 @@ class InferScaleConfig:
             if isinstance(engine.get("extra"), Mapping):
                 engine["extra"] = tuple(sorted(engine["extra"].items()))
             given["engine"] = _build(EngineConfig, engine, "engine.")
-        encoding = given.get("encoding") or {}
-        if isinstance(encoding, Mapping):
-            given["encoding"] = _build(EncodingConfig, encoding, "encoding.")
+        for name, kind in (("encoding", EncodingConfig), ("handles", HandlesConfig)):
+            if isinstance(settings_of := given.get(name) or {}, Mapping):
+                given[name] = _build(kind, settings_of, f"{name}.")
         built: InferScaleConfig = _build(cls, given, "")
         return built
 

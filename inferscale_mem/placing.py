@@ -7,7 +7,7 @@ from typing import Any
 
 from inferscale_mem import memory_block
 from inferscale_mem.chat_template import Chat, new_mark
-from inferscale_mem.handles import find, strip_given
+from inferscale_mem.handles import UNKNOWN, find, strip_given
 from inferscale_mem.types import Fact, Miss
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -16,7 +16,6 @@ DEFAULT_SYSTEM = "You are a helpful assistant."
 HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
 
-UNKNOWN = "unknown or no longer valid"
 ELSEWHERE = "stands in a {role} message; handles are read from system messages and memories= only"
 
 SYSTEM = ("system",)

@@ -22,7 +22,6 @@ from inferscale_mem.errors import PromptTooLongError
 from inferscale_mem.handles import split
 from inferscale_mem.placing import DEFAULT_SYSTEM as DEFAULT_SYSTEM
 from inferscale_mem.placing import HEADING as HEADING
-from inferscale_mem.placing import UNKNOWN as UNKNOWN
 from inferscale_mem.protocols import ChatTokenizer
 from inferscale_mem.reading import Reading, opened_by
 from inferscale_mem.tool_template import CallStart, Tools
@@ -69,9 +68,9 @@ class PromptPlanner:
         """
         return f"{split(handle)[0]}.{self._fingerprint}"
 
-    def fact_segment(self, text: str, handle: str, *, record: bool = True) -> Segment:
-        """A fact's segment; without ``record`` it is left to prefill."""
-        return Segment("fact", self.fact_tokens(text), self.record_id(handle) if record else None, handle)
+    def fact_segment(self, text: str, handle: str, *, record: bool = True, asked: str | None = None) -> Segment:
+        """A fact's segment; without ``record`` it is left to prefill. ``asked``: see Segment."""
+        return Segment("fact", self.fact_tokens(text), self.record_id(handle) if record else None, handle, asked)
 
     def _tokenise_fact(self, text: str) -> tuple[int, ...]:
         line = _LINE_BREAKS.sub(" ", text.strip())
@@ -118,6 +117,7 @@ class PromptPlanner:
         scope: Scope | None,
         store: str,
         missed: Sequence[Miss] = (),
+        lasting: Mapping[str, str] | None = None,
         text_tail: int = 0,
         free_tokens: int = 0,
         tools: Tools | None = None,
@@ -134,12 +134,13 @@ class PromptPlanner:
 
         Args:
             messages: the conversation; content is text or a list of text blocks.
-            facts: valid handles and what they stand for. All are served, and nothing else.
+            facts: valid handles and what they stand for. All are served, once each, and nothing else.
             order: handles, most similar first; those it leaves out follow as they stand in the messages.
             is_ready: whether a record (by id) can be injected now. Others are served behind those that can.
             scope: whose facts may be shown.
             store: the store the handles belong to.
             missed: handles that are known not to be valid, and why.
+            lasting: valid handle -> the fact's lasting one; None if all are that already.
             text_tail: leave so many facts at the end of the block to prefill.
             free_tokens: and as many as fit in so many tokens together with the text behind the block.
             tools: as chat templates take them.
@@ -157,10 +158,11 @@ class PromptPlanner:
         misses = placing.all_missed(said, facts, missed, order or (), roles)
         start = CallStart.of(call or None) if call is not None else None
         hidden = {*facts, *hide}
-        similar_first = dict.fromkeys(
-            h for h in [*(order or ()), *placing.handles_of(said, roles), *facts] if h in facts
-        )
-        block = self._block([(h, facts[h]) for h in similar_first], is_ready)
+        asked: dict[str, str] = {}  # lasting handle -> the one that asked first, most similar first
+        for handle in [*(order or ()), *placing.handles_of(said, roles), *facts]:
+            if handle in facts:
+                asked.setdefault(lasting[handle] if lasting else handle, handle)
+        block = self._block([(handle, by, facts[by].text) for handle, by in asked.items()], is_ready)
         if position == "latest" and (marks := placing.human_marks(said)):
             chat, shown = self._template.tools.prepare(
                 placing.before_humans(said, hidden, marks), tools, DEFAULT_SYSTEM
@@ -207,9 +209,16 @@ class PromptPlanner:
             return Reading(traits.form, reasoning_end=opened_by(text))
         return Reading(traits.form, call_of=call or None, in_call=call == ANY_TOOL, key=traits.key)
 
-    def _block(self, similar_first: Sequence[tuple[str, Fact]], is_ready: Callable[[str], bool]) -> list[Segment]:
-        """Fact segments: most similar last, but those without a record at hand behind all others."""
-        return ready_in_front([self.fact_segment(f.text, handle) for handle, f in reversed(similar_first)], is_ready)
+    def _block(self, similar_first: Sequence[tuple[str, str, str]], is_ready: Callable[[str], bool]) -> list[Segment]:
+        """Segments of facts, given as (lasting handle, the one that asked, text).
+
+        Most similar last, but those without a record at hand behind all others.
+        """
+        segments = [
+            self.fact_segment(text, handle, asked=by if by != handle else None)
+            for handle, by, text in reversed(similar_first)
+        ]
+        return ready_in_front(segments, is_ready)
 
     def _make_header(self, text: str) -> Segment:
         tokens = tuple(self._tokenizer.encode(text, literal=False))

@@ -126,14 +126,15 @@ def chunk_from_json(given: Mapping[str, Any]) -> Chunk:
 
 @dataclass(frozen=True)
 class Announcement:
-    """Facts, and what their handles are in one store.
+    """Facts, and what their lasting handles are in one store.
 
     Attributes:
         store: the store's name.
         fingerprint: of the records, as it stands in their ids.
         text_tail: how many facts of a prompt are left to prefill.
-        facts: handle -> fact.
+        facts: lasting handle -> fact.
         free_tokens: and as many facts as fit in so many tokens, with what stands behind them.
+        strict: whether the memory takes only handles that expire.
     """
 
     store: str
@@ -141,12 +142,13 @@ class Announcement:
     text_tail: int
     facts: Mapping[str, Fact]
     free_tokens: int = 0
+    strict: bool = False
 
     def to_bytes(self) -> bytes:
         """As it travels."""
         facts = [[handle, f.id, f.text, f.scope.owners, f.revision] for handle, f in self.facts.items()]
-        how = {"fingerprint": self.fingerprint, "text_tail": self.text_tail, "free_tokens": self.free_tokens}
-        return json.dumps({"store": self.store, **how, "facts": facts}).encode("ascii")
+        how = {name: getattr(self, name) for name in ("store", "fingerprint", "text_tail", "free_tokens", "strict")}
+        return json.dumps({**how, "facts": facts}).encode("ascii")
 
     @classmethod
     def from_bytes(cls, body: bytes) -> Announcement:
@@ -162,7 +164,8 @@ class Announcement:
                 for handle, name, text, owners, revision in given["facts"]
             }
             tail, free = int(given["text_tail"]), int(given.get("free_tokens", 0))
-            return cls(str(given["store"]), str(given["fingerprint"]), tail, facts, free)
+            strict = bool(given.get("strict", False))
+            return cls(str(given["store"]), str(given["fingerprint"]), tail, facts, free, strict)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"The announcement cannot be read: {error}") from error
 

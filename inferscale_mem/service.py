@@ -16,10 +16,10 @@ from inferscale_mem.accounting import account, why_not
 from inferscale_mem.config import EncodingConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, InputError, ScopeError
-from inferscale_mem.handles import HandleSigner, split
+from inferscale_mem.handles import UNKNOWN, HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.placing import SYSTEM
-from inferscale_mem.prompt import UNKNOWN, Position, PromptPlanner, check_length
+from inferscale_mem.prompt import Position, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex, Scorer
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
@@ -43,7 +43,7 @@ class Resolved:
     """What a request's handles stand for.
 
     Attributes:
-        facts: the valid ones, in the order given; no handle twice.
+        facts: the valid ones, in the order given; no handle twice, but a fact, if it was asked for by two handles.
         missed: all others, with reasons.
         scope: the request's scope: as given, else implied by the facts; None if neither.
     """
@@ -109,8 +109,8 @@ class MemoryService:
     # Facts.
 
     def handle(self, fact: Fact) -> str:
-        """The handle of this revision of a fact."""
-        return self.signer.mint(fact)
+        """A handle of this revision of a fact, to hand out."""
+        return self.signer.issue(fact)
 
     def check_fact(self, text: str) -> None:
         """Refuse what cannot be a fact, before anything of it is stored.
@@ -147,13 +147,14 @@ class MemoryService:
         self.recorder.add(new)
 
     def announce(self, facts: Iterable[Fact]) -> None:
-        """Have a server know what these handles stand for; what it has lost the records of is encoded again."""
+        """Have a server know what handles stand for; what it has lost the records of is encoded again."""
         since = self.recorder.moment
-        known = {self.handle(fact): fact for fact in facts}
+        known = {self.signer.mint(fact): fact for fact in facts}
+        said = Announcement(
+            self.index.store, self.fingerprint, self.text_tail, known, self.free_tokens, self.signer.strict
+        )
         try:
-            missing = self.engine.announce(
-                Announcement(self.index.store, self.fingerprint, self.text_tail, known, self.free_tokens)
-            )
+            missing = self.engine.announce(said)
         except EngineError as error:
             logger.warning(
                 "The server does not know %d facts, so it takes their handles for text: %s", len(known), error
@@ -165,7 +166,7 @@ class MemoryService:
             self.recorder.observe(report, plan, since)
 
     def remove(self, gone: Iterable[Fact | str]) -> None:
-        """Forget the records of facts (or handles) that the index no longer has, and all that has seen them."""
+        """Forget the records of facts (or lasting handles) that the index no longer has, and all that has seen them."""
         self.recorder.remove(gone)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -178,7 +179,8 @@ class MemoryService:
         """The facts behind handles, as far as the request may see them. Never raises for a bad handle.
 
         Unknown, stale, malformed and forged handles share one reason, so that trying out handles tells nothing about
-        which facts exist. A genuine handle of another owner says so: whoever has it was given it.
+        which facts exist. A genuine handle that has expired, or is of another owner, says so: whoever has it was given
+        it.
 
         Args:
             handles: as the app sent them.
@@ -188,28 +190,28 @@ class MemoryService:
         facts: dict[str, Fact] = {}
         missed: dict[str, Miss] = {}
         for handle in dict.fromkeys(handles):
-            fact = self._genuine(handle)
-            if fact is None:
-                missed[handle] = Miss(handle, UNKNOWN)
+            found = self._genuine(handle)
+            if isinstance(found, Fact):
+                facts[handle] = found
             else:
-                facts[handle] = fact
+                missed[handle] = Miss(handle, found)
         return permit(facts, scope, missed)
 
-    def _genuine(self, handle: str) -> Fact | None:
+    def _genuine(self, handle: str) -> Fact | str:
+        """The fact that a handle stands for, or why it stands for none."""
         try:
             handle_id, _ = split(handle)
         except HandleError:
-            return None
+            return UNKNOWN
         fact = self.index.by_handle_id(handle_id)
         if fact is None:
             self.recorder.recheck([handle])
-            return None
-        if not self.signer.verify(handle, fact.scope):
-            if not self._warned_forged:
-                self._warned_forged = True
-                logger.warning("A handle's tag is wrong: forged, or made with another handle key or store name")
-            return None
-        return fact
+            return UNKNOWN
+        reason = self.signer.refusal(handle, fact.scope)
+        if reason == UNKNOWN and not self._warned_forged:
+            self._warned_forged = True
+            logger.warning("A handle's tag is wrong: forged, or made with another handle key or store name")
+        return fact if reason is None else reason
 
     def alive(
         self, messages: Messages, memories: Sequence[str] = (), scope: Scope | None = None, human_handles: bool = False
@@ -260,6 +262,7 @@ class MemoryService:
             scope=resolved.scope,
             store=self.signer.store,
             missed=resolved.missed,
+            lasting={handle: self.signer.mint(fact) for handle, fact in resolved.facts.items()},
             text_tail=self.text_tail if text_tail is None else text_tail,
             free_tokens=self.free_tokens if text_tail is None else 0,
             tools=tools,

@@ -112,13 +112,15 @@ class Segment:
         kind: "header" (exact, starts at position 0), "fact", or "text" (always prefilled).
         token_ids: its tokens; never tokenised together with a neighbour.
         record: id of the record that holds its KV, or None if it has to be prefilled.
-        handle: the fact's handle (facts only).
+        handle: the fact's lasting handle (facts only).
+        asked: the handle by which the request asked for the fact, where it is another one.
     """
 
     kind: Literal["header", "fact", "text"]
     token_ids: tuple[int, ...]
     record: str | None = None
     handle: str | None = None
+    asked: str | None = None
 
 
 @dataclass(frozen=True)

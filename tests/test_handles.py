@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscale_mem.errors import ConfigError, HandleError
-from inferscale_mem.handles import ALPHABET, HandleSigner, find, may_name, split, strip, verify_tag
+from inferscale_mem.handles import (
+    ALPHABET,
+    ENDLESS,
+    EXPIRED,
+    UNKNOWN,
+    HandleSigner,
+    check_lasting,
+    find,
+    may_name,
+    split,
+    strip,
+    verify_tag,
+)
 from inferscale_mem.types import Fact, Scope
 
 KEY = bytes(range(32))
@@ -18,6 +30,9 @@ SIGNER = HandleSigner(KEY, "memories")
 ALICE = Scope(user_id="alice")
 FACT = Fact("fact-1", "likes tea", ALICE, "revision-1")
 HANDLE = SIGNER.mint(FACT)
+NOW = 1_800_000_000
+STRICT = HandleSigner(KEY, "memories", 60, lambda: NOW - 0.5)
+EXPIRING = STRICT.issue(FACT)
 
 texts = st.text(min_size=1, max_size=20)
 scopes = st.builds(
@@ -33,6 +48,15 @@ def test_form() -> None:
     assert not set("ilou") & set(ALPHABET)
     assert split(HANDLE) == (identity, tag)
     assert SIGNER.handle_id(FACT) == identity
+    assert SIGNER.issue(FACT) == HANDLE and not SIGNER.strict
+
+
+def test_form_of_one_that_expires() -> None:
+    prefix, identity, expiry, tag = EXPIRING.split(".")
+    assert (prefix, identity, expiry) == ("ism1", SIGNER.handle_id(FACT), "1800000060")
+    assert len(tag) == 16 and set(tag) <= set(ALPHABET) and tag != split(HANDLE)[1]
+    assert STRICT.strict and STRICT.mint(FACT) == HANDLE, "its lasting form is the same everywhere"
+    assert split(EXPIRING) == (identity, tag)
 
 
 def test_bits_are_those_of_the_digests() -> None:
@@ -49,6 +73,8 @@ def test_bits_are_those_of_the_digests() -> None:
     signed = json.dumps(["ism1", "memories", ALICE.key, identity]).encode()
     assert bits(identity) == int.from_bytes(digest[:10], "big")
     assert bits(tag) == int.from_bytes(hmac.digest(KEY, signed, "sha256")[:10], "big")
+    signed = json.dumps(["ism1", "memories", ALICE.key, identity, "1800000060"]).encode()
+    assert bits(split(EXPIRING)[1]) == int.from_bytes(hmac.digest(KEY, signed, "sha256")[:10], "big")
 
 
 def test_verifies_only_what_it_minted() -> None:
@@ -64,6 +90,47 @@ def test_verifies_only_what_it_minted() -> None:
     assert not SIGNER.verify(f"ism1.{other_identity}.{tag}", ALICE)
     for bad in ("", identity, HANDLE + "0", HANDLE[:-1], HANDLE.upper(), f"ism2{HANDLE[4:]}", f" {HANDLE}", "ism1.é.é"):
         assert not SIGNER.verify(bad, ALICE)
+
+
+def at(now: float, strict: bool = True) -> HandleSigner:
+    return HandleSigner(KEY, "memories", 60 if strict else None, lambda: now)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_expiring_handle_is_good_until_its_second(strict: bool) -> None:
+    assert at(NOW + 59.9, strict).refusal(EXPIRING, ALICE) is None and at(NOW + 59.9, strict).verify(EXPIRING, ALICE)
+    assert at(NOW + 60, strict).refusal(EXPIRING, ALICE) == EXPIRED
+    assert at(NOW + 60, strict).refusal(EXPIRING, Scope(user_id="bob")) == UNKNOWN
+    assert not at(NOW + 60, strict).verify(EXPIRING, ALICE)
+
+
+def test_strict_mode_refuses_lasting_handles_and_says_so_of_genuine_ones_only() -> None:
+    assert STRICT.refusal(HANDLE, ALICE) == ENDLESS and SIGNER.refusal(HANDLE, ALICE) is None
+    assert STRICT.refusal(HANDLE, Scope(user_id="bob")) == UNKNOWN
+
+
+@pytest.mark.parametrize("position", [n for n, character in enumerate(EXPIRING) if n > 4 and character != "."])
+def test_nothing_of_an_expiring_handle_can_be_changed(position: int) -> None:
+    for other in {"0", "9", "1"} - {EXPIRING[position]}:
+        assert STRICT.refusal(EXPIRING[:position] + other + EXPIRING[position + 1 :], ALICE) == UNKNOWN
+
+
+def test_neither_form_can_be_made_of_the_other() -> None:
+    _, identity, expiry, tag = EXPIRING.split(".")
+    for made in (f"ism1.{identity}.{tag}", f"ism1.{identity}.{expiry}.{split(HANDLE)[1]}", f"{HANDLE}.{expiry}"):
+        for signer in (STRICT, SIGNER):
+            assert signer.refusal(made, ALICE) == UNKNOWN
+    arabic = "".join(chr(0x660 + int(digit)) for digit in expiry)
+    for digits in (expiry[:-1], expiry + "0", f"+{expiry[1:]}", arabic):
+        assert find(f"ism1.{identity}.{digits}.{tag}") == []
+
+
+def test_no_record_is_named_after_an_expiring_handle() -> None:
+    assert not verify_tag(KEY, EXPIRING, "memories", ALICE)
+    assert not may_name(f"{split(EXPIRING)[0]}.policy", EXPIRING)
+    check_lasting(HANDLE)
+    with pytest.raises(HandleError, match="names no record"):
+        check_lasting(EXPIRING)
 
 
 @pytest.mark.parametrize("position", range(22, 38))
@@ -105,25 +172,28 @@ def test_split_refuses_other_forms(bad: str) -> None:
         "#{}", "~~{}~~", '"a\\n{}\\nb"', "\\u003c{}\\u003e", "\N{ZERO WIDTH SPACE}{}", "-{}-", "…{}…",
     ],
 )  # fmt: skip
-def test_found_beside(around: str) -> None:
-    text = around.replace("{}", HANDLE)
+@pytest.mark.parametrize("handle", [HANDLE, EXPIRING])
+def test_found_beside(around: str, handle: str) -> None:
+    text = around.replace("{}", handle)
     (found,) = find(text)
-    assert found.handle == HANDLE == text[found.start : found.end]
+    assert found.handle == handle == text[found.start : found.end]
 
 
 @pytest.mark.parametrize("around", ["x{}", "{}x", "1{}", "{}0", "my_{}", "{}_old", "pr{}", "{}{}", "n{}"])
-def test_not_found_inside_longer_words(around: str) -> None:
-    assert find(around.replace("{}", HANDLE)) == []
+@pytest.mark.parametrize("handle", [HANDLE, EXPIRING])
+def test_not_found_inside_longer_words(around: str, handle: str) -> None:
+    assert find(around.replace("{}", handle)) == []
 
 
 def test_found_in_order_good_and_bad() -> None:
     bad = f"ism1.{'0' * 16}.{'0' * 16}"
     assert [f.handle for f in find(f"- {bad}\n- {HANDLE}\n- {bad}, {HANDLE[:-1]}")] == [bad, HANDLE, bad]
+    assert [f.handle for f in find(f"{EXPIRING} {HANDLE}. {EXPIRING[:-1]} {EXPIRING}")] == [EXPIRING, HANDLE, EXPIRING]
 
 
 @given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
 def test_strip_leaves_no_handle(before: str, after: str) -> None:
-    assert find(strip(f"{before} {HANDLE}\n- {HANDLE} {after}")) == []
+    assert find(strip(f"{before} {HANDLE}\n- {EXPIRING} {after}")) == []
 
 
 def test_strip() -> None:
@@ -131,6 +201,7 @@ def test_strip() -> None:
     assert strip(f"You are kind. Memories:\n- {HANDLE}\n- {HANDLE}\nBe brief.") == "You are kind. Memories:\nBe brief."
     assert strip(f"Was {HANDLE} right?") == "Was right?"
     assert strip(f"1. {HANDLE}\n2. {HANDLE}") == ""
+    assert strip(f"Be kind. Memories:\n- {EXPIRING}\n- {HANDLE}\nBe brief.") == "Be kind. Memories:\nBe brief."
 
 
 def test_a_records_name_is_bound_to_its_handle() -> None:

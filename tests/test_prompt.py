@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from template_tokenizer import GEMMA, LLAMA, MISTRAL, QWEN, TEMPLATES, TemplateTokenizer
 
 from inferscale_mem.errors import ChatTemplateError, HandleError, InputError, PromptTooLongError
-from inferscale_mem.handles import HandleSigner, find
-from inferscale_mem.prompt import DEFAULT_SYSTEM, HEADING, UNKNOWN, PromptPlanner, check_length
+from inferscale_mem.handles import UNKNOWN, HandleSigner, find
+from inferscale_mem.prompt import DEFAULT_SYSTEM, HEADING, PromptPlanner, check_length
 from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segment
 
 ALICE = Scope(user_id="alice")

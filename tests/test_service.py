@@ -23,9 +23,8 @@ from inferscale_mem.errors import (
     InputError,
     PromptTooLongError,
 )
-from inferscale_mem.handles import HandleSigner
+from inferscale_mem.handles import UNKNOWN, HandleSigner
 from inferscale_mem.kv.directory import ABSENT, BEHIND
-from inferscale_mem.prompt import UNKNOWN
 from inferscale_mem.service import FOREIGN, MIXED, NO_CONNECTOR, NOT_INJECTED, TEXT_TAIL, MemoryService
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import Chunk, EncodePlan, Fact, InjectReport, Miss, PromptPlan, Sampling, Scope, Segment

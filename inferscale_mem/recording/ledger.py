@@ -88,9 +88,9 @@ class Ledger:
         return record in self._ready
 
     def ready_job(self, handle: str) -> Job | None:
-        """The job that made the record of this very handle, if it is ready."""
+        """The job that made the record which a handle of either form names, if it is ready."""
         kept = self._ready.get(self._record_id(handle))
-        return kept.job if kept is not None and kept.job.handle == handle else None
+        return kept.job if kept is not None else None
 
     @property
     def pending(self) -> int:

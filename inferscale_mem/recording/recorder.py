@@ -12,7 +12,7 @@ from functools import partial
 
 from inferscale_mem.encoding import Policy
 from inferscale_mem.errors import EngineClosedError, InputError, ModelError
-from inferscale_mem.handles import HandleSigner
+from inferscale_mem.handles import HandleSigner, check_lasting
 from inferscale_mem.kv.directory import ABSENT, CHANGED
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine, FactIndex
@@ -130,15 +130,17 @@ class Recorder:
             self._want(jobs)
 
     def remove(self, gone: Iterable[Fact | str]) -> None:
-        """Forget the records of these facts (or handles); returns when the engine has.
+        """Forget the records of these facts (or lasting handles); returns when the engine has.
 
         Whatever has seen them while it was encoded is dropped too, and queued again.
 
         Raises:
-            HandleError: a string is not a handle; nothing was removed.
+            HandleError: a string is not a lasting handle; nothing was removed.
             EngineError: the engine failed; the facts are not ready all the same.
         """
         handles = list(dict.fromkeys(g if isinstance(g, str) else self._signer.mint(g) for g in gone))
+        for handle in handles:
+            check_lasting(handle)
         if not handles or not self._connector:
             return
         with self._state:

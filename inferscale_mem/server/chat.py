@@ -12,13 +12,14 @@ from inferscale_mem import wire
 from inferscale_mem.accounting import account, why_not
 from inferscale_mem.engines.vllm_served import Overheard, ServedEngine, overhear
 from inferscale_mem.errors import ChatTemplateError, InputError
+from inferscale_mem.handles import UNKNOWN
 from inferscale_mem.kv.directory import ABSENT, CHANGED
-from inferscale_mem.prompt import UNKNOWN, PromptPlanner
+from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine
 from inferscale_mem.recording.headers import HeaderRecords
 from inferscale_mem.server import bodies
 from inferscale_mem.server.asgi import App, Receive, Scope, Send, replay
-from inferscale_mem.server.facts import FactTable
+from inferscale_mem.server.facts import FactTable, Known
 from inferscale_mem.server.reports import ReportedAnswer
 from inferscale_mem.service import permit
 from inferscale_mem.types import InjectReport, Miss, PromptPlan
@@ -79,11 +80,16 @@ class ChatRequests:
             return PromptPlan((), missed=tuple(Miss(handle, str(error)) for handle in handles))
 
     def _planned(self, request: Mapping[str, Any], handles: Sequence[str], scope: Owner | None) -> PromptPlan:
-        found = {handle: known for handle in handles if (known := self._facts.get(handle)) is not None}
-        first = next(iter(found.values()), None)
-        facts = {handle: known.fact for handle, known in found.items() if first and known.store == first.store}
-        unknown = {handle: Miss(handle, UNKNOWN) for handle in handles if handle not in facts}
-        resolved = permit(facts, scope, unknown)
+        looked_up = {handle: self._facts.get(handle) for handle in handles}
+        known = {handle: found for handle, found in looked_up.items() if isinstance(found, Known)}
+        first = next(iter(known.values()), None)
+        known = {handle: found for handle, found in known.items() if first and found.store == first.store}
+        missed = {
+            handle: Miss(handle, UNKNOWN if isinstance(found, Known) else found)
+            for handle, found in looked_up.items()
+            if handle not in known
+        }
+        resolved = permit({handle: found.fact for handle, found in known.items()}, scope, missed)
         kwargs = bodies.template_kwargs(request, self._engine.template_kwargs)
         planner = self._planner(first.fingerprint if first else "", json.dumps(kwargs, sort_keys=True))
         return planner.plan(
@@ -94,6 +100,7 @@ class ChatRequests:
             scope=resolved.scope,
             store=first.store if first else "",
             missed=resolved.missed,
+            lasting={handle: found.handle for handle, found in known.items()},
             text_tail=first.text_tail if first else 0,
             free_tokens=first.free_tokens if first else 0,
             tools=None if request.get("tool_choice") == "none" else request.get("tools"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from inferscale_mem import wire
-from inferscale_mem.handles import verify_tag
+from inferscale_mem.errors import HandleError
+from inferscale_mem.handles import UNKNOWN, refusal, split, verify_tag
 from inferscale_mem.kv.directory import ABSENT, CHANGED
 from inferscale_mem.remote import Announcement
 from inferscale_mem.types import Fact
@@ -22,8 +24,9 @@ MOST = 200_000
 
 @dataclass(frozen=True)
 class Known:
-    """A fact, as its memory announced it."""
+    """A fact, as its memory announced it under its lasting handle."""
 
+    handle: str
     fact: Fact
     store: str
     fingerprint: str
@@ -32,38 +35,60 @@ class Known:
 
 
 class FactTable:
-    """Handles of facts and of records. Not thread-safe: for one event loop.
+    """Handles of facts and of records. For one event loop; ``get`` and ``is_ready`` from any thread.
 
     Args:
         key: what handles must be signed with.
         most: facts remembered.
+        clock: the time in Unix seconds: handles may expire.
     """
 
-    def __init__(self, key: bytes, most: int = MOST) -> None:
+    def __init__(self, key: bytes, most: int = MOST, clock: Callable[[], float] = time.time) -> None:
         self._key = key
         self._most = most
-        self._facts: OrderedDict[str, Known] = OrderedDict()
+        self._clock = clock
+        self._facts: OrderedDict[str, Known] = OrderedDict()  # by lasting handle
+        self._named: dict[str, frozenset[str]] = {}  # id -> lasting handles with it: one for each store with the fact
+        self._strict: dict[str, bool] = {}  # store -> whether the memory that announced last takes expiring ones only
         self._ready: set[str] = set()
         self._records: dict[str, set[str]] = {}  # handle -> those of its records that are ready
 
     def announce(self, said: Announcement) -> list[str]:
         """Remember facts; returns the handles of those without a record. Handles that are not genuine are left out."""
+        self._strict[said.store] = said.strict
         missing = []
         for handle, fact in said.facts.items():
             if not verify_tag(self._key, handle, said.store, fact.scope):
                 logger.warning("A fact was announced with a handle that is not genuine; it is left out")
                 continue
-            known = self._facts[handle] = Known(fact, said.store, said.fingerprint, said.text_tail, said.free_tokens)
+            how = (said.store, said.fingerprint, said.text_tail, said.free_tokens)
+            known = self._facts[handle] = Known(handle, fact, *how)
             self._facts.move_to_end(handle)
+            name, _ = split(handle)
+            self._named[name] = self._named.get(name, frozenset()) | {handle}
             if not self.is_ready(_record(handle, known.fingerprint)):
                 missing.append(handle)
         while len(self._facts) > self._most:
-            self._facts.popitem(last=False)
+            self._take(next(iter(self._facts)))
         return missing
 
-    def get(self, handle: str) -> Known | None:
-        """What was announced under this very handle."""
-        return self._facts.get(handle)
+    def get(self, handle: str) -> Known | str:
+        """What a handle that somebody shows stands for, or why it stands for nothing."""
+        try:
+            name, _ = split(handle)
+        except HandleError:
+            return UNKNOWN
+        now, reason = self._clock(), UNKNOWN
+        for lasting in self._named.get(name, ()):
+            known = self._facts.get(lasting)
+            if known is None:  # gone since
+                continue
+            strict = self._strict[known.store]
+            why = refusal(self._key, handle, known.store, known.fact.scope, now=now, strict=strict)
+            if why is None:
+                return known
+            reason = why if why != UNKNOWN else reason
+        return reason
 
     def is_ready(self, record: str) -> bool:
         """Whether the record was made here, and nothing is known to have happened to it since."""
@@ -89,9 +114,17 @@ class FactTable:
             self._ready -= self._records.pop(handle, set())
 
     def _forget(self, handle: str) -> None:
-        self._facts.pop(handle, None)
+        self._take(handle)
         self.lost([handle])
+
+    def _take(self, handle: str) -> None:
+        if self._facts.pop(handle, None) is None:
+            return
+        name, _ = split(handle)
+        self._named[name] -= {handle}
+        if not self._named[name]:
+            del self._named[name]
 
 
 def _record(handle: str, fingerprint: str) -> str:
-    return f"{handle.split('.')[1]}.{fingerprint}"
+    return f"{split(handle)[0]}.{fingerprint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -39,15 +40,22 @@ class FamilyEngine(FakeEngine):
 
 
 class House:
-    def __init__(self, family: str) -> None:
+    """A memory of two owners; strict ones hand out handles that expire."""
+
+    def __init__(self, family: str, strict: bool) -> None:
         self.engine = FamilyEngine(family)
-        signer = HandleSigner(KEY, "tests")
+        signer = HandleSigner(KEY, "tests", 60 if strict else None, lambda: self.now)
+        self.now = 1_800_000_000.0
         index = SmallIndex(signer)
         self.service = MemoryService(self.engine, index, signer, EncodingConfig())
         alices = [new_fact(text, ALICE) for text in ("Allergic to peanuts.", "Likes tea.", "Works in Oslo.")]
         bobs = [new_fact("Has a secret.", BOB)]
         index.put(*alices, *bobs)
+        self.expired = self.service.handle(alices[2])  # by now, if it expires
+        self.now += 100
         self.alices = [self.service.handle(fact) for fact in alices]
+        self.now += 10
+        self.alices += [self.service.handle(alices[0])]  # if it expires: another one of the same fact
         self.bobs = [self.service.handle(fact) for fact in bobs]
         self.chat = ChatInferScale(service=self.service)
 
@@ -61,13 +69,9 @@ def _room_for_the_families_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_engine, "VOCAB_SIZE", 1000)
 
 
-HOUSES: dict[str, House] = {}
-
-
-def house_of(family: str) -> House:
-    if family not in HOUSES:
-        HOUSES[family] = House(family)
-    return HOUSES[family]
+@lru_cache
+def house_of(family: str, strict: bool = False) -> House:
+    return House(family, strict)
 
 
 FRAMES = (
@@ -85,7 +89,7 @@ def shapes(draw: st.DrawFn) -> tuple[list[tuple[str, str, bool]], list[int]]:
     """Messages as (kind, text with places for handles, as blocks), and which handles go there."""
     kinds = draw(st.lists(st.sampled_from(["system", "human", "ai", "tool", "reasoning"]), max_size=5))
     said = [(kind, draw(st.sampled_from(FRAMES)), draw(st.booleans())) for kind in [*kinds, "human"]]
-    return said, draw(st.lists(st.integers(0, 2), min_size=24, max_size=24))
+    return said, draw(st.lists(st.integers(0, 3), min_size=24, max_size=24))
 
 
 def build(said: list[tuple[str, str, bool]], handles: list[str]) -> list[BaseMessage]:
@@ -115,11 +119,22 @@ def build(said: list[tuple[str, str, bool]], handles: list[str]) -> list[BaseMes
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(shape=shapes(), position=st.sampled_from(["system", "latest"]), asked=st.booleans(), scoped=st.booleans())
+@given(
+    shape=shapes(),
+    position=st.sampled_from(["system", "latest"]),
+    asked=st.booleans(),
+    scoped=st.booleans(),
+    strict=st.booleans(),
+)
 def test_no_handle_reaches_the_model_or_the_user(
-    family: str, shape: tuple[list[tuple[str, str, bool]], list[int]], position: Any, asked: bool, scoped: bool
+    family: str,
+    shape: tuple[list[tuple[str, str, bool]], list[int]],
+    position: Any,
+    asked: bool,
+    scoped: bool,
+    strict: bool,
 ) -> None:
-    house = house_of(family)
+    house = house_of(family, strict)
     said, chosen = shape
     messages = build(said, [house.alices[i] for i in chosen])
     options: dict[str, Any] = {"memory_position": position}
@@ -131,6 +146,7 @@ def test_no_handle_reaches_the_model_or_the_user(
     told = "".join(str(chunk.content) + str(chunk.additional_kwargs) for chunk in chunks)
     assert "ism1" not in house.prompt and "ism1" not in told
     report = chunks[-1].response_metadata["inferscale"]
+    assert house.prompt.count("Allergic") <= 1
     served = "Allergic" in house.prompt or "Likes tea" in house.prompt or "Oslo" in house.prompt
     assert served == (asked or any(kind == "system" for kind, _, _ in said)), "and only who may ask is served"
     missed = {miss["handle"] for miss in report["missed"]}
@@ -141,17 +157,21 @@ def test_no_handle_reaches_the_model_or_the_user(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(shape=shapes(), position=st.sampled_from(["system", "latest"]), theirs=st.booleans())
-def test_forged_and_foreign_handles_stay_inert_text(
-    family: str, shape: tuple[list[tuple[str, str, bool]], list[int]], position: Any, theirs: bool
+@given(
+    shape=shapes(),
+    position=st.sampled_from(["system", "latest"]),
+    kind=st.sampled_from(["forged", "foreign", "expired"]),
+)
+def test_forged_foreign_and_expired_handles_stay_inert_text(
+    family: str, shape: tuple[list[tuple[str, str, bool]], list[int]], position: Any, kind: str
 ) -> None:
-    house = house_of(family)
+    house = house_of(family, kind == "expired")
     said, chosen = shape
-    bad = house.bobs[0] if theirs else FORGED
+    bad = {"forged": FORGED, "foreign": house.bobs[0], "expired": house.expired}[kind]
     messages = build(said, [bad for _ in chosen])
     answer = house.chat.invoke(messages, memory_position=position, user_id="alice", memories=house.alices[:1])
     report = answer.response_metadata["inferscale"]
-    assert "secret" not in house.prompt and bad in house.prompt
+    assert "secret" not in house.prompt and "Oslo" not in house.prompt and bad in house.prompt
     assert bad in {miss["handle"] for miss in report["missed"]}
     assert "Allergic to peanuts." in house.prompt
 

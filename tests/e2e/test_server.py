@@ -17,7 +17,7 @@ from live_server import LiveServer, live_server
 from openai import OpenAI
 
 from inferscale_mem import ChatInferScale, InferScaleMemory, wire
-from inferscale_mem.handles import ALPHABET
+from inferscale_mem.handles import ALPHABET, ENDLESS, EXPIRED
 from inferscale_mem.testing.scene import KEY
 from inferscale_mem.types import PromptPlan, Sampling, Scope, Segment
 
@@ -153,6 +153,41 @@ def test_forged_foreign_and_stale_handles_stay_text_and_are_counted(memory: Infe
     assert alone.usage.prompt_tokens > 60  # the handle's own characters are in it
     both = create(client, ask_with(good[0], "?"), extra_body={"inferscale": {"scope": {"user_id": "bob"}}})
     assert both.model_extra["inferscale"]["missed"][0]["reason"] == "belongs to another owner"
+
+
+def test_a_strict_memorys_handles_end_on_the_server_too(server: LiveServer, tmp_path: Path, client: OpenAI) -> None:
+    """The server has the key only: that handles must expire is told to it with the facts."""
+    strict = {"home": str(tmp_path), "handle_key": KEY.hex(), "engine": {"base_url": server.base_url}}
+    with InferScaleMemory(inferscale={**strict, "handles": {"expire_after_s": 600}}) as memory:
+        memory.add("My cat is called Pepper.", user_id="fay", infer=False)
+        assert memory.service.wait(120)
+        (hit,) = memory.search("cat", filters={"user_id": "fay"})["results"]
+        good = hit["memory"]
+        (fact,) = memory.service.resolve([good]).facts.values()
+        signer = memory.service.signer
+        lasting = signer.mint(fact)
+        signer.clock = lambda: time.time() - 601
+        ended = signer.issue(fact)
+        chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=2)
+        here = chat.invoke([HumanMessage("?")], memories=[good]).response_metadata["inferscale"]
+    assert (here["facts_injected"], here["missed"]) == (1, [])
+    question = "What is the name of my cat?"
+    answer = create(client, ask_with(good, question))
+    report = answer.model_extra["inferscale"]
+    assert (report["facts_requested"], report["facts_injected"], report["missed"]) == (1, 1, [])
+    assert "Pepper" in answer.choices[0].message.content
+    stream = create(client, ask_with(good, question), stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    assert "ism1" not in "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert chunks[-1].model_extra["inferscale"]["facts_injected"] == 1
+    answer = create(client, ask_with("\n".join(f"- {handle}" for handle in (ended, lasting, good)), question))
+    report = answer.model_extra["inferscale"]
+    assert (report["facts_requested"], report["facts_injected"]) == (3, 1)
+    assert {miss["handle"]: miss["reason"] for miss in report["missed"]} == {ended: EXPIRED, lasting: ENDLESS}
+    for refused in (ended, lasting):
+        answer = create(client, ask_with(refused, question))
+        assert answer.model_extra["inferscale"]["facts_injected"] == 0
+        assert "Pepper" not in answer.choices[0].message.content
 
 
 def test_right_after_add_a_fact_is_there(memory: InferScaleMemory, client: OpenAI) -> None:

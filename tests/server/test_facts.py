@@ -3,10 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 from inferscale_mem import wire
-from inferscale_mem.handles import HandleSigner
+from inferscale_mem.handles import ENDLESS, EXPIRED, UNKNOWN, HandleSigner
 from inferscale_mem.kv.directory import ABSENT, BEHIND
 from inferscale_mem.remote import Announcement
-from inferscale_mem.server.facts import FactTable
+from inferscale_mem.server.facts import FactTable, Known
 from inferscale_mem.types import EncodePlan, Fact, Scope, Segment, Span
 
 KEY = bytes(range(32))
@@ -40,13 +40,14 @@ def test_a_fact_is_known_by_its_very_handle() -> None:
     table = FactTable(KEY)
     assert table.announce(said("tea")) == [handle("tea")]
     known = table.get(handle("tea"))
-    assert known is not None and (known.fact, known.store, known.fingerprint, known.text_tail) == (
+    assert isinstance(known, Known) and (known.fact, known.store, known.fingerprint, known.text_tail) == (
         fact("tea"),
         "store",
         "print",
         2,
     )
-    assert table.get(handle("tea")[:-1] + "0") is None or handle("tea")[-1] == "0"
+    assert table.get(handle("tea")[:-1] + "0") == UNKNOWN or handle("tea")[-1] == "0"
+    assert table.get(handle("rain")) == table.get("tea") == UNKNOWN
 
 
 def test_how_much_is_left_to_prefill_travels_along() -> None:
@@ -54,7 +55,7 @@ def test_how_much_is_left_to_prefill_travels_along() -> None:
     sent = dataclasses.replace(said("tea"), free_tokens=64)
     table.announce(Announcement.from_bytes(sent.to_bytes()))
     known = table.get(handle("tea"))
-    assert known is not None and (known.text_tail, known.free_tokens) == (2, 64)
+    assert isinstance(known, Known) and (known.text_tail, known.free_tokens) == (2, 64)
 
 
 def test_a_handle_that_is_not_genuine_is_left_out() -> None:
@@ -62,7 +63,7 @@ def test_a_handle_that_is_not_genuine_is_left_out() -> None:
     bobs = dataclasses.replace(fact("tea"), scope=Scope(user_id="bob"))
     assert table.announce(Announcement("store", "print", 0, {handle("tea"): bobs})) == []
     assert table.announce(dataclasses.replace(said("tea"), store="other")) == []
-    assert table.get(handle("tea")) is None
+    assert table.get(handle("tea")) == UNKNOWN
 
 
 def test_records_come_and_go_with_what_the_connector_says() -> None:
@@ -86,7 +87,7 @@ def test_what_the_connector_refused_is_not_believed() -> None:
     table.announce(said("tea"))
     table.note(wire.drop_params([handle("tea")]), {"error": wire.UNSIGNED})
     table.note(wire.drop_params([handle("tea")]), None)
-    assert table.get(handle("tea")) is not None and table.is_ready(record("tea"))
+    assert isinstance(table.get(handle("tea")), Known) and table.is_ready(record("tea"))
 
 
 def test_dropped_is_unknown() -> None:
@@ -94,7 +95,7 @@ def test_dropped_is_unknown() -> None:
     table.announce(said("tea"))
     encode(table, "tea")
     table.note(wire.drop_params([handle("tea"), "self-test.rope"]), {})
-    assert table.get(handle("tea")) is None and not table.is_ready(record("tea"))
+    assert table.get(handle("tea")) == UNKNOWN and not table.is_ready(record("tea"))
 
 
 def test_those_announced_longest_ago_go_first() -> None:
@@ -102,4 +103,43 @@ def test_those_announced_longest_ago_go_first() -> None:
     table.announce(said("a", "b"))
     table.announce(said("a"))
     table.announce(said("c"))
-    assert [table.get(handle(name)) is not None for name in "abc"] == [True, False, True]
+    assert [isinstance(table.get(handle(name)), Known) for name in "abc"] == [True, False, True]
+    assert set(table._named) == {SIGNER.handle_id(fact(name)) for name in "ac"}
+
+
+def test_a_strict_memorys_facts_are_known_by_handles_that_expire() -> None:
+    table = FactTable(KEY, clock=lambda: 1060.0)
+    fresh, old = (HandleSigner(KEY, "store", after, lambda: 1000.0).issue(fact("tea")) for after in (61, 60))
+    assert table.get(fresh) == UNKNOWN
+    table.announce(Announcement.from_bytes(dataclasses.replace(said("tea"), strict=True).to_bytes()))
+    known = table.get(fresh)
+    assert isinstance(known, Known) and (known.fact, known.handle) == (fact("tea"), handle("tea"))
+    assert table.get(old) == EXPIRED and table.get(handle("tea")) == ENDLESS
+    assert table.get(fresh[:-1] + ("0" if fresh[-1] != "0" else "1")) == UNKNOWN
+    assert table.get(old.replace(".0000001060.", ".0000009999.")) == UNKNOWN
+    table.note(wire.drop_params([handle("tea")]), {})
+    assert table.get(fresh) == UNKNOWN
+
+
+def test_who_announces_last_says_whether_handles_must_expire() -> None:
+    table = FactTable(KEY, clock=lambda: 1060.0)
+    table.announce(dataclasses.replace(said("tea"), strict=True))
+    table.announce(said("tea", "rain"))
+    fresh, old = (HandleSigner(KEY, "store", after, lambda: 1000.0).issue(fact("tea")) for after in (61, 60))
+    assert isinstance(table.get(handle("tea")), Known) and isinstance(table.get(fresh), Known)
+    assert table.get(old) == EXPIRED, "whoever made it wanted it to end"
+    table.announce(dataclasses.replace(said("rain"), strict=True))
+    assert table.get(handle("tea")) == table.get(handle("rain")) == ENDLESS, "of the whole store"
+
+
+def test_the_same_fact_in_two_stores() -> None:
+    table = FactTable(KEY)
+    other = HandleSigner(KEY, "other").mint(fact("tea"))
+    table.announce(said("tea"))
+    table.announce(Announcement("other", "print", 0, {other: fact("tea")}))
+    assert [found.store for found in map(table.get, (handle("tea"), other)) if isinstance(found, Known)] == [
+        "store",
+        "other",
+    ]
+    table.note(wire.drop_params([other]), {})
+    assert table.get(other) == UNKNOWN and isinstance(table.get(handle("tea")), Known)

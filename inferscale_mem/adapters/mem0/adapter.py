@@ -129,7 +129,7 @@ class Adapter:
         self._raw_store = me.vector_store = resident(me.vector_store)
         defaults.fit_dims(me.embedding_model, me.vector_store, me.config)
         key = load_key(settings)
-        signer = HandleSigner(key, defaults.store_name(me.config))
+        signer = HandleSigner(key, defaults.store_name(me.config), settings.handles.expire_after_s)
         opening.make_folder(settings.home, "conversations (home)")
         turns = TurnLog(settings.home / f"turns-{re.sub(r'[^A-Za-z0-9]+', '-', signer.store)}.db")
         here: Any = weakref.proxy(self)  # a memory that is dropped must go at once, and its store's lock with it

@@ -232,7 +232,7 @@ class Core:
             fact = fact_of_hit(hit)
             if fact is not None:
                 self.index.learn(fact)
-                hit["memory"] = self.signer.mint(fact)
+                hit["memory"] = self.signer.issue(fact)
                 handed_out.append(fact)
         if handed_out and (service := self._record_keeper()) is not None:
             service.announce(handed_out)

@@ -150,7 +150,7 @@ class ChatSession:
     def pending(self) -> int:
         """This user's facts without a record, except those whose encoding failed."""
         service = self._memory.service
-        handles = [service.handle(fact) for fact in self.facts()]
+        handles = [service.signer.mint(fact) for fact in self.facts()]
         missing = [h for h in handles if not service.recorder.is_ready(service.planner.record_id(h))]
         return sum(service.recorder.failure(handle) is None for handle in missing)
 
@@ -166,7 +166,7 @@ class ChatSession:
     def failures(self) -> dict[str, str]:
         """Texts of this user's facts that have no record because encoding them failed, and why."""
         service = self._memory.service
-        found = {fact.text: service.recorder.failure(service.handle(fact)) for fact in self.facts()}
+        found = {fact.text: service.recorder.failure(service.signer.mint(fact)) for fact in self.facts()}
         return {text: reason for text, reason in found.items() if reason}
 
     def compare(self, turn: Turn, timeout: float = 120.0) -> Comparison:

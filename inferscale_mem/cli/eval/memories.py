@@ -130,7 +130,7 @@ def opened(
                 stack.callback(services[policy].close)
         facts = index.facts(scope)
         _check_budget(services[ALONE], facts, len(services))
-        stack.callback(engine.drop, [memory.service.handle(fact) for fact in facts])
+        stack.callback(engine.drop, [memory.service.signer.mint(fact) for fact in facts])
         memories = Memories(memory, scope, services)
         for policy, service in services.items():
             if policy != ALONE:

@@ -193,6 +193,13 @@ def test_two_collections_do_not_share_handles(engine: FakeEngine, home: Path) ->
         ({"home": 5}, ConfigError, "home=5 must be a path"),
         ({"handle_key": 5}, ConfigError, "^handle_key must be hex digits"),
         ({"handle_key": "secret"}, ConfigError, "hex"),
+        ({"handles": 60}, ConfigError, "handles=60 must be a HandlesConfig or a mapping"),
+        ({"handles": {"expire_after": 60}}, ConfigError, "Unknown setting handles.expire_after; known are"),
+        ({"handles": {"expire_after_s": 0}}, ConfigError, "expire_after_s=0 must be a whole number of seconds"),
+        ({"handles": {"expire_after_s": 0.5}}, ConfigError, "expire_after_s=0.5 must be a whole number"),
+        ({"handles": {"expire_after_s": True}}, ConfigError, "expire_after_s=True"),
+        ({"handles": {"expire_after_s": "1h"}}, ConfigError, "expire_after_s='1h'"),
+        ({"handles": {"expire_after_s": 1 << 40}}, ConfigError, "100 years"),
         ({"embedder": "/no/such/embedder"}, ModelError, "/no/such/embedder"),
     ],
 )
