@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from live_server import LiveServer
+
     from inferscale_mem.protocols import Engine
 
 _REAL_HOME = Path.home()
@@ -84,6 +86,19 @@ def vllm_engine(smollm2_path: str) -> Iterator[Engine]:
     engine = VllmEngine(smollm2_path, EngineConfig(record_bytes=256 << 20, kv_cache_bytes=512 << 20), KEY)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_path: str) -> Iterator[LiveServer]:
+    """``inferscale-mem serve`` with the packaged model, in a process of its own. Started once, shared by all tests."""
+    from live_server import LiveServer, live_server
+
+    if running := os.environ.get("TEST_SERVER_URL"):  # one that was started by hand, with the tests' handle key
+        yield LiveServer(running, Path(os.devnull))
+        return
+    sizes = ("--record-bytes", str(256 << 20), "--kv-cache-memory-bytes", str(512 << 20))
+    with live_server(smollm2_path, *sizes) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

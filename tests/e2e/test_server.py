@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from langchain_core.messages import HumanMessage
-from live_server import LiveServer, live_server
+from live_server import LiveServer
 from openai import OpenAI
 
 from inferscale_mem import ChatInferScale, InferScaleMemory, wire
@@ -25,16 +23,6 @@ pytestmark = pytest.mark.engine
 
 FACTS = ["My dog is called Biscuit.", "I am allergic to walnuts.", "I work as a nurse in Oslo."]
 QUESTIONS = {"What is the name of my dog?": "Biscuit", "What am I allergic to?": "walnut"}
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_path: str) -> Iterator[LiveServer]:
-    if running := os.environ.get("TEST_SERVER_URL"):  # one that was started by hand, with the tests' handle key
-        yield LiveServer(running, Path(os.devnull))
-        return
-    sizes = ("--record-bytes", str(256 << 20), "--kv-cache-memory-bytes", str(512 << 20))
-    with live_server(smollm2_path, *sizes) as server:
-        yield server
 
 
 @pytest.fixture

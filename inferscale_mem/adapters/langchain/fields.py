@@ -37,7 +37,7 @@ class ChatFields(BaseChatModel):
     """Seconds until a request to the server is given up."""
     max_retries: int | None = None
     """How often a request that the server did not take is sent again."""
-    config: Mapping[str, Any] | InferScaleConfig | None = None
+    config: Mapping[str, Any] | InferScaleConfig | None = Field(default=None, repr=False)
     """Further settings of the engine to open, as InferScaleConfig has them."""
 
     max_tokens: int | None = None
@@ -86,12 +86,23 @@ class ChatFields(BaseChatModel):
             retries=self.max_retries,
         )
         check_source(self.memory, self.service, self.engine, self._settings)
+        self._show_server()
         try:
             read_sampling(self._defaults)
             read_scope(self._defaults)
         except InputError as error:
             raise ConfigError(str(error)) from error
         return self
+
+    def _show_server(self) -> None:
+        """The server that the environment or ``config`` names, where others look for it; not as if it were given."""
+        engine = self._settings.engine if self._settings else None
+        if engine is None or engine.base_url is None:
+            return
+        found = {"base_url": engine.base_url, "api_key": SecretStr(engine.api_key) if engine.api_key else None}
+        for name, value in found.items():
+            if getattr(self, name) is None and value is not None:
+                object.__setattr__(self, name, value)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         """What the engine can do; None as long as it would have to be started to know."""

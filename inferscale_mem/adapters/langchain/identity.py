@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.language_models.base import LangSmithParams
@@ -71,8 +72,8 @@ class ChatIdentity(ChatFields):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """False, as a class: only models made from settings can be written down (``to_json``), not live objects."""
-        return False
+        """Models made from settings are written down; one around a live object says that it cannot be (``to_json``)."""
+        return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
@@ -90,9 +91,21 @@ class ChatIdentity(ChatFields):
             return self.to_json_not_implemented()
         fields = type(self).model_fields
         told = {name: getattr(self, name) for name in sorted(self.model_fields_set) if not fields[name].exclude}
+        if "config" in told:
+            told["config"] = _without_keys(told["config"])
         secrets = {
             name: {"lc": 1, "type": "secret", "id": [variable]}
             for name, variable in self.lc_secrets.items()
             if told.get(name) is not None
         }
         return {"lc": 1, "type": "constructor", "id": self.lc_id(), "kwargs": {**told, **secrets}}
+
+
+def _without_keys(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Settings without what must not be written down; whoever reads them has it in the environment."""
+    if config is None:
+        return None
+    told = {name: value for name, value in config.items() if name != "handle_key"}
+    if isinstance(told.get("engine"), Mapping):
+        told["engine"] = {name: value for name, value in told["engine"].items() if name != "api_key"}
+    return told
