@@ -85,6 +85,10 @@ class EngineError(InferScaleError):
     """The engine failed to start or to answer."""
 
 
+class EngineAwayError(EngineError):
+    """No answer from the server: it is down, starts, or cannot be reached. It may be back soon."""
+
+
 class EngineClosedError(EngineError):
     """The engine was closed; open a new one."""
 

@@ -21,6 +21,7 @@ from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.placing import SYSTEM
 from inferscale_mem.prompt import Position, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex, Scorer
+from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.remote import Announcement
 from inferscale_mem.text_tail import free_tokens
@@ -83,6 +84,8 @@ class MemoryService:
         index: the durable facts.
         signer: mints and verifies handles.
         config: how facts are encoded and served.
+        owed: drops that an earlier process could not have done.
+        unknown: what a request is told about handles that stand for nothing here.
 
     Attributes:
         text_tail: so many facts of a prompt are left to prefill.
@@ -92,8 +95,18 @@ class MemoryService:
         ConfigError: the encoding policy cannot be read.
     """
 
-    def __init__(self, engine: Engine, index: FactIndex, signer: HandleSigner, config: EncodingConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        index: FactIndex,
+        signer: HandleSigner,
+        config: EncodingConfig,
+        *,
+        owed: OwedDrops | None = None,
+        unknown: str = UNKNOWN,
+    ) -> None:
         self.engine = engine
+        self._unknown = unknown
         self.index = index
         self.signer = signer
         self.config = config
@@ -101,7 +114,7 @@ class MemoryService:
         made_by = f"{engine.info.fingerprint} {policy.name}".encode()
         self.fingerprint = hashlib.sha256(made_by).hexdigest()[:16]
         self.planner = PromptPlanner(engine.tokenizer, self.fingerprint)
-        self.recorder = Recorder(engine, index, signer, self.planner, policy)
+        self.recorder = Recorder(engine, index, signer, self.planner, policy, owed=owed)
         self.text_tail = config.text_tail if isinstance(config.text_tail, int) else 0
         self.free_tokens = free_tokens(engine) if config.text_tail == "auto" and engine.info.connector else 0
         self._warned_forged = False
@@ -202,11 +215,11 @@ class MemoryService:
         try:
             handle_id, _ = split(handle)
         except HandleError:
-            return UNKNOWN
+            return self._unknown
         fact = self.index.by_handle_id(handle_id)
         if fact is None:
             self.recorder.recheck([handle])
-            return UNKNOWN
+            return self._unknown
         reason = self.signer.refusal(handle, fact.scope)
         if reason == UNKNOWN and not self._warned_forged:
             self._warned_forged = True

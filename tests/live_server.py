@@ -40,7 +40,11 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def live_server(
-    model: str | None, *options: str, command: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    model: str | None,
+    *options: str,
+    command: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[LiveServer]:
     """Start a server, wait until it answers, and stop it afterwards.
 
@@ -49,8 +53,9 @@ def live_server(
         options: of the command.
         command: another command than ``inferscale-mem serve MODEL``.
         environment: variables besides this process's and the handle key.
+        port: where it listens; None: any that is free.
     """
-    port = free_port()
+    port = port or free_port()
     command = command or (*("-m", "inferscale_mem.cli.main", "serve"), *([model] if model else []))
     env = {**os.environ, "INFERSCALE_HANDLE_KEY": KEY.hex(), **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from inferscale_mem.encoding import parse_policy
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.kv.directory import ABSENT
 from inferscale_mem.prompt import PromptPlanner
+from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.recording.recorder import Recorder
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import Fact, InjectReport, Miss, PromptPlan, Sampling, Scope, Segment
@@ -48,10 +49,11 @@ class Recording:
         self.planner = PromptPlanner(self.engine.tokenizer, "tests")
         self.recorder = self.new_recorder(policy)
 
-    def new_recorder(self, policy: str = "fact_chain(8, previous)", backoff_s: float = 0.0) -> Recorder:
-        return Recorder(
-            self.engine, self.index, self.signer, self.planner, parse_policy(policy), attempts=3, backoff_s=backoff_s
-        )
+    def new_recorder(
+        self, policy: str = "fact_chain(8, previous)", backoff_s: float = 0.0, owed: OwedDrops | None = None
+    ) -> Recorder:
+        parts = (self.engine, self.index, self.signer, self.planner, parse_policy(policy))
+        return Recorder(*parts, attempts=3, backoff_s=backoff_s, owed=owed)
 
     def close(self) -> None:
         self.engine.encodes.open()

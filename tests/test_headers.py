@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from gated_engine import PATIENCE, GatedEngine
+from gated_engine import PATIENCE, GatedEngine, until
 
-from inferscale_mem.errors import EngineClosedError, EngineError
+from inferscale_mem.errors import EngineAwayError, EngineClosedError, EngineError
 from inferscale_mem.recording.headers import KEPT, HeaderRecords
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import EncodePlan, Segment
@@ -205,3 +205,16 @@ def test_an_unexpected_error_reaches_the_caller_and_frees_those_who_wait(
                 future.result(PATIENCE)
     engine.fail = lambda plan: None
     assert headers.ensure(header())
+
+
+def test_an_engine_that_was_away_for_long_is_not_waited_for_longer(engine: GatedEngine) -> None:
+    headers, asked = HeaderRecords(engine, backoff_s=0.01, room=1000), []
+
+    def away(plan: EncodePlan) -> None:
+        asked.append(plan)
+        raise EngineAwayError("No server")
+
+    engine.fail = away
+    until(lambda: headers.ensure(header()) or len(asked) > 20)  # 0.01 s doubled so often are three hours
+    engine.fail = lambda plan: None
+    until(lambda: headers.ensure(header()))

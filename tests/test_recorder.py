@@ -5,15 +5,17 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gated_engine import PATIENCE, until
 from recorder_helpers import ALICE, BOB, KEY, Recording, forged, new_fact, report
 
-from inferscale_mem.errors import EngineClosedError, EngineError, HandleError, StoreError
+from inferscale_mem.errors import EngineAwayError, EngineClosedError, EngineError, HandleError, StoreError
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.kv.directory import ABSENT, BEHIND, CHANGED
+from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.types import EncodePlan, Fact
 
 
@@ -639,3 +641,94 @@ def test_sixteen_threads_that_add_remove_and_ask(scene: Recording) -> None:
     for fact in kept:
         seen = {segment.handle for segment in latest[scene.handle(fact)].segments}
         assert not seen & gone, "no record that is left has seen a removed fact"
+
+
+# An engine that cannot be reached.
+
+
+class Away:
+    """The scene's engine out of reach, until ``back``."""
+
+    def __init__(self, scene: Recording) -> None:
+        self._inner, self._real, self.asked = scene.engine.inner, {}, 0
+        for name in ("drop", "encode"):
+            self._real[name] = getattr(self._inner, name)
+            setattr(self._inner, name, self._fail)
+
+    def _fail(self, *args: object) -> None:
+        self.asked += 1
+        raise EngineAwayError("No server")
+
+    def back(self) -> None:
+        for name, method in self._real.items():
+            setattr(self._inner, name, method)
+
+
+def test_a_record_that_could_not_be_dropped_is_dropped_when_the_engine_is_back(scene: Recording) -> None:
+    gone, above = new_fact(), new_fact()
+    scene.add(gone, above)
+    scene.settle()
+    away = Away(scene)
+    with pytest.raises(EngineAwayError):
+        scene.remove(gone)
+    assert scene.ready(gone, above) == [False, False] and scene.held(gone) == [True]
+    until(lambda: away.asked > 5)
+    assert scene.recorder.pending and not scene.recorder.wait(0)
+    away.back()
+    scene.settle()
+    assert scene.held(gone, above) == [False, True] and scene.ready(gone, above) == [False, True]
+
+
+def test_facts_wait_for_an_engine_that_is_away_however_long(scene: Recording) -> None:
+    away = Away(scene)
+    facts = [new_fact() for _ in range(3)]
+    scene.add(*facts)
+    until(lambda: away.asked > 10)  # more often than a fact that fails is tried
+    assert [scene.recorder.failure(handle) for handle in scene.handles(*facts)] == [None] * 3
+    assert scene.recorder.pending == 3
+    away.back()
+    scene.settle()
+    assert scene.ready(*facts) == [True] * 3
+    assert scene.engine.encoded[-3:] == scene.handles(*facts)
+
+
+def test_an_engine_that_refuses_to_drop_keeps_nobody_from_being_encoded(scene: Recording) -> None:
+    gone, other = new_fact(), new_fact()
+    scene.add(gone)
+    scene.settle()
+
+    def broken(handles: object) -> None:
+        raise EngineError("no")
+
+    drop, scene.engine.inner.drop = scene.engine.inner.drop, broken  # type: ignore[method-assign]
+    recorder = scene.new_recorder(backoff_s=3600.0)
+    scene.index.take(gone)
+    with pytest.raises(EngineError):
+        recorder.remove([gone])
+    scene.index.put(other)
+    recorder.add([other])
+    until(lambda: recorder.is_ready(scene.record(other)))
+    assert recorder.pending == 1
+    scene.engine.inner.drop = drop  # type: ignore[method-assign]
+    recorder.close()
+
+
+def test_the_next_process_drops_what_this_one_could_not(scene: Recording, tmp_path: Path) -> None:
+    path = tmp_path / "owed.db"
+    gone = new_fact()
+    scene.add(gone)
+    scene.settle()
+    away = Away(scene)
+    recorder = scene.new_recorder(owed=OwedDrops(path))
+    scene.index.take(gone)
+    with pytest.raises(EngineAwayError):
+        recorder.remove([gone])
+    recorder.close()
+    assert path.stat().st_mode & 0o077 == 0 and list(OwedDrops(path)) == scene.handles(gone)
+    away.back()
+    assert scene.held(gone) == [True]
+    after = scene.new_recorder(owed=OwedDrops(path))
+    after.rebuild()
+    assert after.wait(PATIENCE)
+    assert scene.held(gone) == [False] and list(OwedDrops(path)) == []
+    after.close()

@@ -16,7 +16,7 @@ import httpx
 from inferscale_mem import remote
 from inferscale_mem.config import EngineConfig
 from inferscale_mem.engines.over_requests import Output, RequestEngine, Requests
-from inferscale_mem.errors import ConfigError, EngineClosedError, EngineError, ModelError
+from inferscale_mem.errors import ConfigError, EngineAwayError, EngineClosedError, EngineError, ModelError
 from inferscale_mem.tokenizer import load_tokenizer
 from inferscale_mem.types import Sampling
 
@@ -26,6 +26,8 @@ FIRST_WAIT = 0.2
 """Seconds before the second attempt to connect; doubles with each further one."""
 CONNECTIONS = 128
 _NEVER_ARRIVED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_AWAY = (502, 503, 504)
+"""What a server that is not ready answers, or a proxy in front of it."""
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 """Errors of a pooled connection that the server has closed meanwhile, if they come before any byte of an answer."""
 
@@ -41,7 +43,8 @@ class VllmServerEngine(RequestEngine):
     Raises:
         ConfigError: the URL, the API key or the handle key is not the server's.
         ModelError: the server serves another model.
-        EngineError: no server answers, or one without the connector.
+        EngineAwayError: no server answers.
+        EngineError: one without the connector does.
     """
 
     def __init__(self, model: str, config: EngineConfig, key: bytes | None = None) -> None:
@@ -168,7 +171,8 @@ class VllmServerEngine(RequestEngine):
                 f"The server at {self._base} runs without the memory middleware: memories sent to it would be ignored, "
                 "silently. Start it with `inferscale-mem serve`, or with the options that docs/server.md lists."
             )
-        raise EngineError(f"The server at {self._base} answered {response.status_code}: {body[:300]!r}")
+        kind = EngineAwayError if response.status_code in _AWAY else EngineError
+        raise kind(f"The server at {self._base} answered {response.status_code}: {body[:300]!r}")
 
     def _broken(self, error: httpx.HTTPError) -> EngineError:
         if self._closed:
@@ -178,7 +182,8 @@ class VllmServerEngine(RequestEngine):
                 f"The server at {self._base} did not answer within {self._config.timeout:g} s; raise engine.timeout "
                 "if it is merely busy."
             )
-        return EngineError(f"No server at {self._base} ({error or type(error).__name__}). Is it running, and ready?")
+        what = error or type(error).__name__
+        return EngineAwayError(f"No server at {self._base} ({what}). Is it running, and ready?")
 
     async def _close(self) -> None:
         if hasattr(self, "_http"):

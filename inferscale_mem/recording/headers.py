@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import cast
 
-from inferscale_mem.errors import EngineClosedError, EngineError, InputError
+from inferscale_mem.errors import EngineAwayError, EngineClosedError, EngineError, InputError
 from inferscale_mem.protocols import Engine
 from inferscale_mem.types import EncodePlan, EncodeReport, Segment, Span
 
@@ -216,7 +216,7 @@ class HeaderRecords:
         with self._lock:
             self._known.pop(record, None)
             if expected:
-                self._fail(record, str(error))
+                self._fail(record, str(error), counts=not isinstance(error, EngineAwayError))
         if expected:
             future.set_result(False)
         elif isinstance(error, Exception):
@@ -225,13 +225,13 @@ class HeaderRecords:
             future.set_result(None)  # Whoever waits tries again itself.
         return expected
 
-    def _fail(self, record: str, reason: str) -> None:
+    def _fail(self, record: str, reason: str, *, counts: bool = True) -> None:
         earlier = self._failed.get(record)
-        attempts = earlier.attempts + 1 if earlier else 1
+        attempts = (earlier.attempts if earlier else 0) + counts
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         logger.log(level, "A header has no record; requests with it are prefilled as text: %s", reason)
-        until = time.monotonic() + self._backoff_s * 2 ** min(attempts - 1, 16)
+        until = time.monotonic() + self._backoff_s * 2 ** min(max(attempts - 1, 0), 16)
         self._failed[record] = _Failure(reason, attempts, until)
         self._failed.move_to_end(record)
         while len(self._failed) > KEPT:

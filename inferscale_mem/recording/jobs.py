@@ -43,15 +43,24 @@ class JobQueue:
     def __contains__(self, handle: object) -> bool:
         return handle in self._soon or handle in self._later or handle in self._resting
 
-    def put(self, job: Job, *, backlog: bool = False) -> bool:
-        """Queue a job; returns whether its handle is new here. One that is wanted now moves ahead of the backlog."""
+    def put(self, job: Job, *, backlog: bool = False, first: bool = False) -> bool:
+        """Queue a job; returns whether its handle is new here. One that is wanted now moves ahead of the backlog.
+
+        Args:
+            job: for which fact.
+            backlog: nobody waits for it.
+            first: ahead of all others.
+        """
         new = job.handle not in self
         if backlog:
             if new:
                 self._later[job.handle] = job
         elif job.handle not in self._soon:
             self.discard(job.handle)
-            self._soon[job.handle] = job
+            if first:
+                self._soon = {job.handle: job, **self._soon}
+            else:
+                self._soon[job.handle] = job
         return new
 
     def rest(self, job: Job, due: float) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 
 from inferscale_mem.encoding import Policy
-from inferscale_mem.errors import EngineClosedError, InputError, ModelError
+from inferscale_mem.errors import EngineAwayError, EngineClosedError, EngineError, InputError, ModelError
 from inferscale_mem.handles import HandleSigner, check_lasting
 from inferscale_mem.kv.directory import ABSENT, CHANGED
 from inferscale_mem.prompt import PromptPlanner
@@ -20,9 +20,13 @@ from inferscale_mem.recording.fact_encoder import FactEncoder, Outcome
 from inferscale_mem.recording.headers import HeaderRecords
 from inferscale_mem.recording.jobs import Job
 from inferscale_mem.recording.ledger import Flight, Ledger, Progress
+from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.types import Fact, InjectReport, PromptPlan, Segment
 
 logger = logging.getLogger(__name__)
+
+AWAY_S = 30.0
+"""Longest pause in seconds before the engine is tried again, when it could not be reached."""
 
 CLOSE_S = 30.0
 """Seconds that close() waits for the encode in flight."""
@@ -42,6 +46,7 @@ class Recorder:
         policy: what they are encoded behind.
         attempts: how often a fact is tried before it waits for the next ``add``.
         backoff_s: seconds before the second attempt after an error of the engine; doubles with each further one.
+        owed: drops that an earlier process could not have done.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Recorder:
         *,
         attempts: int = 3,
         backoff_s: float = 0.5,
+        owed: OwedDrops | None = None,
     ) -> None:
         self._engine = engine
         self._signer = signer
@@ -65,6 +71,10 @@ class Recorder:
         self._encoder = FactEncoder(engine, index, signer, planner, policy, self._headers)
         self._state = threading.Condition()
         self._ledger = Ledger(planner.record_id, attempts=attempts, backoff_s=backoff_s)
+        self._owed = OwedDrops() if owed is None else owed
+        self._backoff_s = backoff_s
+        self._pauses = self._unpaid = 0
+        self._until = self._pay_at = 0.0
         self._rebuild_wanted = False
         self._listing = False
         self._left = 0
@@ -79,7 +89,7 @@ class Recorder:
 
     @property
     def pending(self) -> int:
-        """Facts queued or being encoded; listing facts for ``rebuild`` counts as one."""
+        """Facts queued or being encoded; listing facts for ``rebuild`` counts as one, and so do drops that are owed."""
         with self._state:
             return self._pending()
 
@@ -136,7 +146,8 @@ class Recorder:
 
         Raises:
             HandleError: a string is not a lasting handle; nothing was removed.
-            EngineError: the engine failed; the facts are not ready all the same.
+            EngineError: the engine failed. The facts are not ready all the same, and it is asked again, in the
+                background, until it has done it.
         """
         handles = list(dict.fromkeys(g if isinstance(g, str) else self._signer.mint(g) for g in gone))
         for handle in handles:
@@ -149,7 +160,11 @@ class Recorder:
         try:
             self._engine.drop(doomed)
         except (EngineClosedError, CancelledError):
-            logger.debug("The engine is closed; %d records are gone with it", len(doomed))
+            logger.debug("The engine is closed; %d records are gone with it, or wait for the next start", len(doomed))
+            self._owed.add(doomed)
+        except EngineError:
+            self._owe(doomed)
+            raise
         finally:
             with self._state:
                 if not self._closed:
@@ -185,6 +200,7 @@ class Recorder:
                 self._headers.forget(segment.record)
         with self._state:
             if not self._closed:
+                self._resume()
                 self._ledger.want_asked(plan, lost, self._room, self._ledger.moment if since is None else since)
                 self._wake()
 
@@ -225,7 +241,24 @@ class Recorder:
     # Called with the lock held.
 
     def _pending(self) -> int:
-        return self._ledger.pending + self._rebuild_wanted + self._listing
+        return self._ledger.pending + self._rebuild_wanted + self._listing + self._owes()
+
+    def _owes(self) -> bool:
+        return self._connector and not self._closed and len(self._owed) > 0
+
+    def _next_try(self, failures: int) -> float:
+        return time.monotonic() + min(AWAY_S, self._backoff_s * 2.0 ** min(failures, 16))
+
+    def _pause(self) -> None:
+        """The engine cannot be reached: leave it alone for a while."""
+        self._until = self._next_try(self._pauses)
+        self._pauses += 1
+
+    def _resume(self) -> None:
+        """It answers."""
+        if self._pauses:
+            self._pauses = self._unpaid = 0
+            self._until = self._pay_at = 0.0
 
     def _want(self, jobs: Iterable[Job], *, known: bool = False, backlog: bool = False) -> None:
         if self._closed:
@@ -252,14 +285,48 @@ class Recorder:
     def _next_step(self) -> Callable[[], None] | None:
         with self._state:
             while not self._closed:
+                if (left := self._until - time.monotonic()) > 0:
+                    self._state.wait(left)
+                    continue
+                if self._owes() and self._pay_at <= time.monotonic():
+                    return self._pay
                 if flight := self._ledger.begin(time.monotonic()):
                     return partial(self._encode, flight)
                 if self._rebuild_wanted:
                     self._rebuild_wanted, self._listing = False, True
                     return self._list_backlog
-                due = self._ledger.queue.rest_until()
+                dues = [self._ledger.queue.rest_until(), self._pay_at if self._owes() else None]
+                due = min((due for due in dues if due is not None), default=None)
                 self._state.wait(None if due is None else max(0.0, due - time.monotonic()))
             return None
+
+    def _pay(self) -> None:
+        """Have the drops done that are owed. What was encoded meanwhile under these handles goes, and is made again."""
+        owed = list(self._owed)
+        try:
+            self._engine.drop(owed)
+        except (EngineClosedError, CancelledError):
+            raise
+        except Exception as error:
+            logger.debug("%d records cannot be dropped yet: %s", len(owed), error)
+            self._owe(owed, away=isinstance(error, EngineAwayError))
+            return
+        self._owed.paid(owed)
+        logger.info("The records of %d handles are dropped now", len(owed))
+        with self._state:
+            self._resume()
+            self._unpaid = 0
+            self._ledger.dropped(owed, ())
+            self._state.notify_all()
+
+    def _owe(self, handles: Iterable[str], *, away: bool = False) -> None:
+        """The engine could not drop these: it is asked again, later and later."""
+        self._owed.add(handles)
+        with self._state:
+            self._pay_at = self._next_try(self._unpaid)
+            self._unpaid += 1
+            if away:
+                self._pause()
 
     def _encode(self, flight: Flight) -> None:
         try:
@@ -267,7 +334,12 @@ class Recorder:
             if outcome is None:
                 self._skip(flight)
             elif self._settle(flight, outcome):
-                self._engine.drop([flight.job.handle])
+                try:
+                    self._engine.drop([flight.job.handle])
+                except EngineClosedError:
+                    raise
+                except EngineError:
+                    self._owe([flight.job.handle])
                 with self._state:
                     self._ledger.redo(flight)
         except (EngineClosedError, CancelledError):
@@ -275,6 +347,13 @@ class Recorder:
                 if not flight.dead:
                     self._ledger.queue.put(flight.job)
             raise
+        except EngineAwayError as error:
+            with self._state:
+                if not self._pauses:
+                    logger.warning("Facts are encoded when the engine is back: %s", error)
+                self._pause()
+                if not flight.dead:
+                    self._ledger.queue.put(flight.job, first=True)
         except (InputError, ModelError) as error:
             self._fail(flight, str(error), final=True)
         except Exception as error:

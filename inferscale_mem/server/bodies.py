@@ -42,6 +42,11 @@ def asked_handles(request: Mapping[str, Any], asked: Any) -> list[str]:
     return list(dict.fromkeys([*found, *given]))
 
 
+def handles_anywhere(body: bytes) -> list[str]:
+    """What has the form of a handle in a body, whatever it is, each once."""
+    return list(dict.fromkeys(one.handle for one in find(body.decode("utf-8", "replace"))))
+
+
 def asked_scope(asked: Any) -> Scope | None:
     """The scope a request names.
 

@@ -11,11 +11,16 @@ from urllib.parse import parse_qs
 from inferscale_mem import remote
 from inferscale_mem.engines.vllm_served import ServedEngine
 from inferscale_mem.errors import InferScaleError, InputError
-from inferscale_mem.server.asgi import App, Gone, Message, Receive, Scope, Send, answer, read_body, until_gone
+from inferscale_mem.handles import UNKNOWN
+from inferscale_mem.server import bodies
+from inferscale_mem.server.asgi import App, Gone, Message, Receive, Scope, Send, answer, read_body, replay, until_gone
 from inferscale_mem.server.chat import ChatRequests
 from inferscale_mem.server.facts import FactTable
+from inferscale_mem.server.reports import counted
 
 CHAT = "/v1/chat/completions"
+OTHER = ("/v1/completions", "/v1/responses", "/v1/messages")
+"""Routes that answer prompts, too, and where memories cannot be injected."""
 
 
 class MemoryMiddleware:
@@ -78,8 +83,24 @@ class _Server:
             await self._own(path.removeprefix(f"{remote.PREFIX}/"), headers, scope, receive, send)
         elif path == CHAT and scope["method"] == "POST" and self._engine.admits(headers.get("authorization", "")):
             await self._chat.handle(self._app, scope, await read_body(receive), receive, send)
+        elif path in OTHER and scope["method"] == "POST" and self._engine.admits(headers.get("authorization", "")):
+            await self._other(path, scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _other(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Prompts of other routes: with a memory's handle in them they are refused, not answered without the memory."""
+        body = await read_body(receive)
+        handles = bodies.handles_anywhere(body)
+        if known := [handle for handle in handles if self._facts.get(handle) != UNKNOWN]:
+            message = (
+                f"The request to {path} holds handles of memories ({len(known)}), which are not injected there. Send "
+                f"it to {CHAT}, or give what memory.resolve makes of them, which is text."
+            )
+            error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+            await answer(send, 400, {"error": error})
+            return
+        await self._app(scope, replay(body, receive), counted(send, len(handles), len(handles)) if handles else send)
 
     async def _own(self, name: str, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get((scope["method"], name))

@@ -47,10 +47,8 @@ class ReportedAnswer:
 
     async def _begin(self, message: Message) -> None:
         requested = len({fact.handle for fact in self._plan.facts} | {miss.handle for miss in self._plan.missed})
-        counts = [(REQUESTED, requested), (REFUSED, len(self._plan.missed))]
-        headers = [*message.get("headers", ()), *((name, str(count).encode()) for name, count in counts)]
-        message = {**message, "headers": headers}
-        if message["status"] == 200 and _is_json(headers):
+        message = with_counts(message, requested, len(self._plan.missed))
+        if message["status"] == 200 and _is_json(message["headers"]):
             self._start = message
         else:
             await self._send(message)
@@ -88,6 +86,22 @@ class ReportedAnswer:
         if prompt is None:
             return self._made
         return replace(self._made, tokens_prefilled=prompt - self._made.tokens_injected)
+
+
+def with_counts(start: Message, requested: int, refused: int) -> Message:
+    """The start of an answer with the counts of its request's handles in the headers."""
+    counts = [(REQUESTED, requested), (REFUSED, refused)]
+    return {**start, "headers": [*start.get("headers", ()), *((name, str(count).encode()) for name, count in counts)]}
+
+
+def counted(send: Send, requested: int, refused: int) -> Send:
+    """Passes an answer on as it is, with these counts in its headers."""
+
+    async def sent(message: Message) -> None:
+        start = message["type"] == "http.response.start"
+        await send(with_counts(message, requested, refused) if start else message)
+
+    return sent
 
 
 def _is_json(headers: list[tuple[bytes, bytes]]) -> bool:

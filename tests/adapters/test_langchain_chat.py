@@ -19,6 +19,7 @@ from recorder_helpers import ALICE, BOB, KEY, new_fact
 from small_index import SmallIndex
 
 from inferscale_mem.adapters.langchain import ChatInferScale
+from inferscale_mem.adapters.langchain.detached import NO_MEMORY
 from inferscale_mem.config import EncodingConfig
 from inferscale_mem.errors import ConfigError, EngineClosedError, HandleError, InferScaleError, InputError
 from inferscale_mem.handles import HandleSigner
@@ -173,6 +174,7 @@ def test_an_engine_alone_knows_no_handle_and_counts_it(handles: list[str]) -> No
     report = answer.response_metadata["inferscale"]
     assert (report["facts_requested"], report["facts_injected"]) == (2, 0)
     assert {miss["handle"] for miss in report["missed"]} == set(handles)
+    assert {miss["reason"] for miss in report["missed"]} == {NO_MEMORY} and "memory=" in NO_MEMORY
     engine.close()
 
 

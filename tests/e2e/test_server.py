@@ -6,12 +6,13 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from langchain_core.messages import HumanMessage
-from live_server import LiveServer
+from live_server import LiveServer, free_port
 from openai import OpenAI
 
 from inferscale_mem import ChatInferScale, InferScaleMemory, wire
@@ -305,3 +306,68 @@ def _running(server: LiveServer) -> float:
     values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
     assert values, json.dumps(text[:500])
     return sum(values)
+
+
+# Where memories are not injected.
+
+OTHERS = {
+    "/completions": lambda text: {"prompt": text, "max_tokens": 4},
+    "/responses": lambda text: {"input": text, "max_output_tokens": 4},
+    "/messages": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_other_routes_refuse_handles_instead_of_ignoring_them(
+    memory: InferScaleMemory, server: LiveServer, client: OpenAI, route: str
+) -> None:
+    tell(memory)
+    good = memory.search("dog", filters={"user_id": "alice"}, top_k=1)["results"][0]["memory"]
+    model = client.models.list().data[0].id
+    refused = _post(server, {"model": model, **OTHERS[route](f"Memory: {good}. What is my dog called?")}, route)
+    assert refused.status_code == 400 and "/v1/chat/completions" in refused.json()["error"]["message"]
+    assert "Biscuit" not in refused.text
+    # What only looks like one is text, and counted.
+    passed = _post(server, {"model": model, **OTHERS[route](f"A log: {forged(good)}.")}, route)
+    assert passed.status_code == 200 and passed.headers["x-inferscale-handles-refused"] == "1"
+    assert "Biscuit" not in passed.text
+    plain = _post(server, {"model": model, **OTHERS[route]("Hello.")}, route)
+    assert plain.status_code == 200 and "x-inferscale-handles-refused" not in plain.headers
+
+
+def test_what_was_deleted_while_the_server_was_away_is_dropped_when_it_is_reached_again(
+    server: LiveServer, client: OpenAI, warm_home: Any
+) -> None:
+    def opened(base_url: str) -> InferScaleMemory:
+        engine = {"base_url": base_url, "retries": 0}
+        return InferScaleMemory(inferscale={"home": str(warm_home), "handle_key": KEY.hex(), "engine": engine})
+
+    with opened(server.base_url) as memory:
+        tell(memory, "frank")
+        hit = memory.search("dog", filters={"user_id": "frank"}, top_k=1)["results"][0]
+        handle = hit["memory"]
+    with opened(f"http://127.0.0.1:{free_port()}/v1") as memory:  # nobody listens there
+        memory.delete(hit["id"])
+        left = memory.get_all(filters={"user_id": "frank"})["results"]
+        assert len(left) == 2 and not any("Biscuit" in entry["memory"] for entry in left)
+    with opened(server.base_url) as memory:
+        assert memory.service.wait(120)
+        answer = create(client, ask_with(handle, "What is the name of my dog?"))
+        report = answer.model_extra["inferscale"]
+        assert report["facts_injected"] == 0 and report["missed"][0]["reason"] == "unknown or no longer valid"
+        assert "Biscuit" not in answer.choices[0].message.content
+        answer = create(client, prompt(memory, "What am I allergic to?", "frank"))
+        assert answer.model_extra["inferscale"]["facts_injected"] == 2
+
+
+def test_a_chat_model_without_a_memory_says_that_it_has_none(
+    memory: InferScaleMemory, server: LiveServer, smollm2_path: str
+) -> None:
+    tell(memory)
+    hits = memory.search("dog", filters={"user_id": "alice"}, top_k=1)
+    chat = ChatInferScale(
+        base_url=server.base_url, model=smollm2_path, config={"handle_key": KEY.hex()}, temperature=0.0, max_tokens=8
+    )
+    report = chat.invoke("What is my dog called?", memories=hits).response_metadata["inferscale"]
+    assert (report["facts_requested"], report["facts_injected"]) == (1, 0)
+    assert "ChatInferScale(memory=" in report["missed"][0]["reason"]

@@ -67,3 +67,9 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     read = bodies.with_read_calls(message)["tool_calls"]
     assert read == [{**call, "function": {"name": "f", "arguments": {"x": 1}}}, broken, 3]
     assert call["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]
+
+
+@pytest.mark.parametrize("body", [f'{{"prompt": ["- {A}.", "{B}{A}"], "x": "{A}"}}'.encode(), f"\xff {A} {B}".encode()])
+def test_handles_anywhere_in_a_body(body: bytes) -> None:
+    assert bodies.handles_anywhere(body)[0] == A and len(bodies.handles_anywhere(body)) <= 2
+    assert bodies.handles_anywhere(b'{"prompt": "ism1. of a kind"}') == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inferscale_mem.server.reports import ReportedAnswer
+from inferscale_mem.server.reports import ReportedAnswer, counted, with_counts
 from inferscale_mem.types import InjectReport, Miss, PromptPlan, Segment
 
 PLAN = PromptPlan((Segment("fact", (1, 2), "r", "h1"), Segment("text", (3,))), missed=(Miss("h2", "unknown"),))
@@ -59,3 +59,17 @@ async def test_in_a_stream_it_goes_with_the_usage_and_nothing_else_changes() -> 
 async def test_errors_pass_as_they_are() -> None:
     sent = await passed(start(b"application/json", 400), body(b'{"e":1}'))
     assert sent[1]["body"] == b'{"e":1}' and dict(sent[0]["headers"])[b"content-length"] == b"7"
+
+
+async def test_counts_alone() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    passed_on = counted(send, 2, 1)
+    first, rest = start(b"application/json"), body(b'{"inferscale":1}')
+    await passed_on(first)
+    await passed_on(rest)
+    assert sent == [with_counts(first, 2, 1), rest]
+    assert dict(sent[0]["headers"])[b"x-inferscale-handles-refused"] == b"1"

@@ -32,8 +32,8 @@ class ChatInferScale(ChatIdentity):
     """A chat model over an engine of this process, or over a server.
 
     Give one of ``memory``, ``service`` and ``engine``, or ``model`` and ``base_url`` (or ``config``) to open an engine
-    when it is first needed. With an engine alone there are no facts: every handle is unknown, stays out of the prompt
-    and is counted in ``response_metadata["inferscale"]``.
+    when it is first needed. With an engine alone there are no facts: every handle is unknown, stays
+    text and is counted in ``response_metadata["inferscale"]``.
 
     Memories come as handles in system messages, or as ``memories=`` of a call (what ``search`` returned, a list of its
     results, or a list of handles), which ``bind`` can fix. Every other option of a call (sampling, tools, ``scope``,

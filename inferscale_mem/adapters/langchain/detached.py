@@ -11,6 +11,8 @@ from inferscale_mem.protocols import Engine
 from inferscale_mem.service import MemoryService
 from inferscale_mem.types import Fact, Scope
 
+NO_MEMORY = "this chat model has no memory, so it knows no facts: make it with ChatInferScale(memory=…)"
+
 
 class NoFacts:
     """A FactIndex without facts."""
@@ -52,5 +54,5 @@ class Detached:
     def __init__(self, engine: Engine) -> None:
         index = NoFacts()
         signer = HandleSigner(secrets.token_bytes(32), index.store)
-        self.service = MemoryService(engine, index, signer, EncodingConfig())
+        self.service = MemoryService(engine, index, signer, EncodingConfig(), unknown=NO_MEMORY)
         weakref.finalize(self, self.service.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import EngineError, HandleError, InferScaleError, InputError, ScopeError, StoreError
 from inferscale_mem.handles import HandleSigner, find, split
 from inferscale_mem.protocols import Engine
+from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.service import MemoryService
 from inferscale_mem.types import Fact, Scope
 
@@ -57,6 +59,9 @@ class Core:
         self.signer = signer
         self.journal = journal
         self._open_engine = open_engine
+        served = settings.engine.kind == "server"  # it outlives this process
+        path = settings.home / f"owed-{re.sub(r'[^A-Za-z0-9]+', '-', signer.store)}.db"
+        self._owed = OwedDrops(path if served else None)
         self._owned = owned
         self.turns = turns
         self._lock = threading.Lock()
@@ -91,7 +96,7 @@ class Core:
         engine = None
         try:
             engine = self._open_engine()
-            service = MemoryService(engine, self.index, self.signer, self.settings.encoding)
+            service = MemoryService(engine, self.index, self.signer, self.settings.encoding, owed=self._owed)
         except BaseException as error:
             if engine is not None and self._owned:
                 engine.close()
@@ -145,13 +150,16 @@ class Core:
         """Facts were written to the store. Without an engine there are no records yet, and none to be dropped."""
         service = self._record_keeper()
         if service is None:
+            if self.settings.engine.kind == "server":
+                self._owed.add(self.signer.mint(fact) for fact in gone)
             return
         if gone:
             try:
                 service.remove(gone)
             except EngineError as error:
-                # The facts are gone from the index, so no handle leads to what the engine may still hold.
-                logger.warning("The engine could not drop the records of %d facts: %s", len(gone), error)
+                # The facts are gone from the index, so no handle leads to them here; a server that is only out of
+                # reach still knows their handles.
+                logger.warning("The records of %d facts are dropped when the engine is back: %s", len(gone), error)
         if new:
             service.add(new)
 

@@ -1,0 +1,63 @@
+"""Drops that the engine still owes: facts were deleted while it could not be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+class OwedDrops:
+    """Handles whose records the engine may still hold, although their facts are gone. Thread-safe.
+
+    Args:
+        path: where they are kept for the next process, for engines that outlive this one; made when there is something
+            to keep, and shared by all processes of the store. None: in this process alone.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._handles: dict[str, None] = {}
+        if path is not None and path.exists():
+            with self._file() as db:
+                self._handles = dict.fromkeys(handle for (handle,) in db.execute("SELECT handle FROM owed"))
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[str]:
+        with self._lock:
+            return iter(list(self._handles))
+
+    def add(self, handles: Iterable[str]) -> None:
+        """These are to be dropped, some time."""
+        with self._lock:
+            new = [handle for handle in dict.fromkeys(handles) if handle not in self._handles]
+            self._handles.update(dict.fromkeys(new))
+            if new and self._path is not None:
+                with self._file() as db:
+                    db.executemany("INSERT OR IGNORE INTO owed VALUES (?)", [(handle,) for handle in new])
+
+    def paid(self, handles: Iterable[str]) -> None:
+        """These have been dropped."""
+        with self._lock:
+            done = [handle for handle in handles if handle in self._handles]
+            for handle in done:
+                del self._handles[handle]
+            if done and self._path is not None:
+                with self._file() as db:
+                    db.executemany("DELETE FROM owed WHERE handle = ?", [(handle,) for handle in done])
+
+    @contextlib.contextmanager
+    def _file(self) -> Iterator[sqlite3.Connection]:
+        """The file, for one transaction. It is opened each time: servers are away rarely."""
+        assert self._path is not None
+        with contextlib.suppress(FileExistsError):  # handles are nobody else's business
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with contextlib.closing(sqlite3.connect(self._path)) as db, db:
+            db.execute("CREATE TABLE IF NOT EXISTS owed (handle TEXT PRIMARY KEY)")
+            yield db
