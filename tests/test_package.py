@@ -142,7 +142,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
         ("vllm", r"kv\.connector(\..*)?|engines\.vllm_\w+"),
         ("httpx", r"engines\.vllm_server"),
         ("triton", r"kernels\.\w+\.fused"),
-        ("numba", r"kernels\.\w+\.cpu"),
+        ("numba", r"kernels\.(\w+\.cpu|compiling|instructions)"),
         ("mem0", r"adapters\.mem0(\..*)?|cli\.bench\.memories"),
         ("qdrant_client", r"adapters\.mem0(\..*)?"),
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),
