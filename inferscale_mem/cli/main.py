@@ -28,7 +28,11 @@ imported only when their subcommand is asked for."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     try:
-        given = _parser().parse_args(argv)
+        parser = _parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return 2
+        given = parser.parse_args(argv)
         return _run(given.command, given.arguments)
     except InferScaleError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

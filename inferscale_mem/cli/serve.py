@@ -1,7 +1,8 @@
 """``inferscale-mem serve [MODEL] [options of vLLM's server]``: vLLM's own OpenAI-compatible server, with memory.
 
 Without MODEL it serves the packaged small one. It listens on 127.0.0.1, port 8000, unless --host and --port say
-otherwise. Every other option goes to vLLM as it is; ``vllm serve --help`` lists them.
+otherwise. A folder is served under its path and its name. Every other option goes to vLLM as it is: ``vllm serve
+--help`` lists them, and so does vLLM's documentation (its CPU build has no ``vllm`` command).
 """
 
 from __future__ import annotations

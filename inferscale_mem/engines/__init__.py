@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+logger = logging.getLogger(__name__)
+
 
 def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
     """The engine of this configuration: started on first use, shared after that, stopped with the last ``close``.
@@ -51,6 +54,7 @@ def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
 
 
 def _start(model: str, config: EngineConfig, key: bytes | None) -> Engine:
+    logger.info("Loading the engine's libraries")
     try:
         if config.kind == "transformers":
             from inferscale_mem.engines.transformers_embedded import TransformersEngine

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
@@ -31,7 +32,7 @@ def serve(
     """
     with _key_file(config) as key_file:
         transfer = connector_config(record_bytes, key_file, self_test=self_test)
-        arguments = ["--model", model, *server_options(transfer, options), *options]
+        arguments = ["--model", model, *server_options(model, transfer, options), *options]
         before = sys.argv
         sys.argv = ["inferscale-mem serve", *arguments]
         try:
@@ -43,7 +44,7 @@ def serve(
     return 0
 
 
-def server_options(transfer: dict[str, object], given: Sequence[str]) -> list[str]:
+def server_options(model: str, transfer: dict[str, object], given: Sequence[str]) -> list[str]:
     """What ``serve`` adds to vLLM's command line, where ``given`` does not say otherwise."""
     options = {
         "--host": ["127.0.0.1"],
@@ -52,6 +53,8 @@ def server_options(transfer: dict[str, object], given: Sequence[str]) -> list[st
         "--structured-outputs-config": [json.dumps(GUIDED)],
         "--enable-prompt-tokens-details": [],
     }
+    if Path(model).is_dir():  # clients on other machines do not know the path
+        options["--served-model-name"] = [model, Path(model).name]
     if current_platform.is_cpu():
         options |= {"--enforce-eager": [], "--kv-cache-memory-bytes": [str(CPU_KV_CACHE_BYTES)]}
     said = {option.partition("=")[0] for option in given}

@@ -67,7 +67,7 @@ def _held(lock: FileLock) -> FileLock:
 
 
 def _convert(gguf: Path, folder: Path, source: Mapping[str, Any]) -> None:
-    say(f"Converting the packaged SmolLM2-135M-Instruct into {folder} (once; ten seconds to a minute).")
+    say(f"Converting the packaged SmolLM2-135M-Instruct into {folder} (once; seconds to two minutes).")
     start = time.monotonic()
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

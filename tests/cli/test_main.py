@@ -26,6 +26,12 @@ def command(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
+def test_nothing_at_all_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(f"  {name} " in shown for name in cli.COMMANDS)
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
@@ -38,7 +44,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in shown and what in shown for name, (_, what) in cli.COMMANDS.items())
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["doctor", "--nonsense"], ["try", "--n", "x"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["doctor", "--nonsense"], ["try", "--n", "x"]])
 def test_a_wrong_command_line(argv: list[str], command: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(argv)

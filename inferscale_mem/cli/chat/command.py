@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--history",
         type=int,
-        help="earlier turns sent along (default: 4; 0 with the packaged small model, which then repeats itself)",
+        help="earlier turns sent along (default: 4; 0 with the packaged small model, which repeats them)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scripted conversation's figures here")
     parser.add_argument("--verbose", action="store_true", help="show the engine's own log")

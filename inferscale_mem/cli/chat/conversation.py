@@ -83,6 +83,8 @@ class Conversation:
             self._compare = not self._compare
             terminal.line(f"Comparing with plain text is {'on' if self._compare else 'off'}.")
         else:
+            if command != "/help":
+                terminal.line(f"{line} is none of these:")
             terminal.line(HELP)
 
     def _list(self) -> None:
