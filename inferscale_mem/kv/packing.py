@@ -46,6 +46,21 @@ class Packing:
         rows = inverse[:, None, None]
         return flat[rows, self.keys[offsets]], flat[rows, self.values[offsets]]
 
+    def views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values as views [num_blocks, block_size, num_kv_heads, head_size], where a block is packed as its
+        shape says, as GPU backends do; None where it is not.
+
+        Args:
+            cache: as in ``read``; any strides.
+        """
+        block_size, heads, head_size = self.keys.shape
+        places = torch.arange(2 * self.keys.numel(), device=self.keys.device).view(heads, block_size, 2, head_size)
+        keys, values = places.transpose(0, 1).unbind(2)
+        if not (torch.equal(self.keys, keys) and torch.equal(self.values, values)):
+            return None
+        first, second = cache.transpose(1, 2).chunk(2, dim=-1)
+        return first, second
+
 
 def learn_packing(write: WriteBlocks, scratch: torch.Tensor, head_size: int) -> Packing:
     """Find out how a backend packs its blocks.

@@ -7,6 +7,8 @@ import torch
 from vllm import _custom_ops as ops
 
 from inferscale_mem.kv.connector.layers import CachedLayer
+from inferscale_mem.kv.connector.metadata import Rows
+from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import BackendWriter, OnePassWriter, make_writers
 from inferscale_mem.kv.packing import learn_packing
 from inferscale_mem.kv.rope import RopeTable
@@ -56,15 +58,14 @@ def test_one_pass_writes_what_the_backend_writes(isa: str, rope: RopeTable | Non
     generator = torch.Generator().manual_seed(0)
     for tensor in (slab.keys, slab.values):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    rows = torch.randperm(slab.keys.shape[1], generator=generator)[:101]
-    positions = torch.arange(7, 7 + len(rows))
-    slots = torch.tensor([4, 1, 5, 2])[positions // BLOCK] * BLOCK + positions % BLOCK
+    segments = Rows((7, 2, 19, 3, 12, 4), 3, 40, 7), Rows((5, 11, 0, 8, 1, 6, 13, 9), 1, 61, 47)
+    tokens = StepTokens([(segments, ([4, 1, 5, 2],))])
     (one_pass,) = make_writers(layers, slab)
     assert isinstance(one_pass, OnePassWriter)
     found = []
     backend = BackendWriter(range(LAYERS), layers, slab, Scratch(HEADS, SIZE, torch.bfloat16, torch.device("cpu")))
     for writer in (one_pass, backend):
-        writer.write(rows, positions, slots)
+        writer.write(tokens)
         found.append([layer.module.kv_cache.clone() for layer in layers])
         for layer in layers:
             layer.module.kv_cache.zero_()

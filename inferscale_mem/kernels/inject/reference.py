@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from inferscale_mem.kernels.quantise import Stored, dequantise
 from inferscale_mem.kernels.rope import reference as rope
 
 
 def inject(
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: Stored,
+    values: Stored,
     rows: torch.Tensor,
     blocks: torch.Tensor,
     offsets: torch.Tensor,
@@ -23,7 +24,7 @@ def inject(
     """Write rows of one layer into its paged cache, keys rotated.
 
     Args:
-        keys: before RoPE, [R, H, D]; all rows of a layer.
+        keys: before RoPE, [R, H, D]; all rows of a layer, as floats or in fewer bits.
         values: likewise.
         rows: [T] int64, the rows to write.
         blocks: [T] int64, the block of each.
@@ -35,7 +36,7 @@ def inject(
         key_places: [block_size, H, D] int64: where a block keeps each element of its keys.
         value_places: likewise.
     """
-    turned = rope.rotate(keys[rows], cos, sin, is_neox_style).to(cache.dtype)
     at = blocks[:, None, None]
-    cache[at, key_places[offsets]] = turned
-    cache[at, value_places[offsets]] = values[rows]
+    turned = rope.rotate(dequantise(keys, rows), cos, sin, is_neox_style)
+    cache[at, key_places[offsets]] = turned.to(cache.dtype)
+    cache[at, value_places[offsets]] = dequantise(values, rows).to(cache.dtype)

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
 from inferscale_mem.kv.connector.layers import CachedLayer
-from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
+from inferscale_mem.kv.connector.metadata import Capture, StepMetadata, WorkerReport
+from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import Writer, make_writers
 from inferscale_mem.kv.rope import unrotate
 from inferscale_mem.kv.rope_probe import deviation
-from inferscale_mem.kv.slab import PAGE_SIZE, Slab, token_rows
-
-NULL_BLOCK = 0
-"""vLLM's block for tokens that a sliding window has passed; nothing may be written there."""
+from inferscale_mem.kv.slab import Slab, token_rows
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,10 @@ class WorkerSide:
         """Write a step's injected tokens into the paged cache, all requests and segments at once."""
         if not step.loads:
             return
-        rows, positions = _rows_and_positions([rows for load in step.loads for rows in load.rows])
-        groups = {(writer.group, writer.block_size) for family in self._families for writer in family.writers}
-        targets = {group: _targets(step.loads, rows, positions, group, size) for group, size in groups}
+        tokens = StepTokens.of_loads(step.loads)
         for family in self._families:
-            device = family.slab.keys.device
             for writer in family.writers:
-                writer.write(*(tensor.to(device) for tensor in targets[writer.group]))
+                writer.write(tokens)
 
     def erase(self, step: StepMetadata) -> None:
         """Overwrite the pages of records that were dropped, before anything of this step is kept in them."""
@@ -75,10 +68,9 @@ class WorkerSide:
 
     def _capture(self, family: Family, capture: Capture) -> None:
         device = family.slab.keys.device
-        rows, positions = (t.to(device) for t in _rows_and_positions([capture.rows]))
+        tokens = StepTokens([((capture.rows,), capture.block_table)])
         for index, layer in enumerate(family.layers):
-            reach = (capture.rows.position, capture.rows.position + capture.rows.count)
-            slots = _slots(*reach, capture.block_table[layer.group], layer.block_size).to(device)
+            rows, positions, slots = tokens.slots(layer.group, layer.block_size, device)
             keys, values = layer.read(slots)
             if layer.rope is not None:
                 keys = unrotate(keys, positions, layer.rope)
@@ -102,41 +94,3 @@ def _family(layers: list[CachedLayer], num_pages: int) -> Family:
     shape = (first.num_kv_heads, first.head_size)
     slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device)
     return Family(tuple(layers), slab, tuple(make_writers(layers, slab)))
-
-
-def _rows_and_positions(parts: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slab rows and prompt positions of some parts, one after the other, each [tokens] int64."""
-    counts = [part.count for part in parts]
-    starts = np.cumsum([0, *counts[:-1]])  # of each part among all tokens
-    first_pages = np.cumsum([0, *(len(part.pages) for part in parts[:-1])])  # of each part among all pages
-
-    def spread(values: Any) -> Any:
-        return np.repeat(np.asarray(values, dtype=np.int64), counts)
-
-    index = np.arange(sum(counts), dtype=np.int64) - spread(starts)
-    page, within = np.divmod(index + spread([part.offset for part in parts]), PAGE_SIZE)
-    pages = np.asarray([page for part in parts for page in part.pages], dtype=np.int64)
-    rows = pages[page + spread(first_pages)] * PAGE_SIZE + within
-    return torch.from_numpy(rows), torch.from_numpy(index + spread([part.position for part in parts]))
-
-
-def _slots(start: int, end: int, blocks: Sequence[int], block_size: int) -> torch.Tensor:
-    """Slots of a request's positions ``start`` to ``end``."""
-    block, offset = np.divmod(np.arange(start, end, dtype=np.int64), block_size)
-    return torch.from_numpy(np.asarray(blocks, dtype=np.int64)[block] * block_size + offset)
-
-
-def _targets(
-    loads: Sequence[Load], rows: torch.Tensor, positions: torch.Tensor, group: int, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, positions and slots of what one KV cache group has to get."""
-    slots = torch.cat([_slots(*_reach(load), load.block_table[group], block_size) for load in loads])
-    wanted = slots // block_size != NULL_BLOCK
-    if bool(wanted.all()):
-        return rows, positions, slots
-    return rows[wanted], positions[wanted], slots[wanted]
-
-
-def _reach(load: Load) -> tuple[int, int]:
-    """Positions of a load: its rows follow each other without a gap."""
-    return load.rows[0].position, load.rows[-1].position + load.rows[-1].count

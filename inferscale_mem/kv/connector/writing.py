@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from vllm import _custom_ops as ops
 
 from inferscale_mem.kernels.inject.layout import find_layout
+from inferscale_mem.kernels.paged import PagedCaches, Step
 from inferscale_mem.kv.connector.layers import CachedLayer
+from inferscale_mem.kv.connector.tokens import NULL_BLOCK, StepTokens
 from inferscale_mem.kv.rope import RopeTable, rotate
 from inferscale_mem.kv.slab import Scratch, Slab
 
 if TYPE_CHECKING:
     from inferscale_mem.kernels.inject.cpu import Injector
+    from inferscale_mem.kernels.inject.fused import Injector as FusedInjector
+
+_TUNED_BY = 1024
+"""Tokens with which a kernel is tuned: some fifty facts."""
 
 
 class Writer(Protocol):
@@ -24,8 +32,8 @@ class Writer(Protocol):
     group: int
     block_size: int
 
-    def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write rows [T] of the slab to slots [T] of the paged cache, rotated to positions [T]; all int64."""
+    def write(self, tokens: StepTokens) -> None:
+        """Write rows of the slab to their slots of the paged cache, rotated to their positions."""
 
 
 def make_writers(layers: Sequence[CachedLayer], slab: Slab) -> list[Writer]:
@@ -42,7 +50,8 @@ def make_writers(layers: Sequence[CachedLayer], slab: Slab) -> list[Writer]:
     writers = []
     for indices in alike.values():
         some = [layers[index] for index in indices]
-        writers.append(_one_pass(indices, some, slab) or BackendWriter(indices, some, slab, scratch))
+        kernel = _one_pass if slab.keys.device.type == "cpu" else make_fused
+        writers.append(kernel(indices, some, slab) or BackendWriter(indices, some, slab, scratch))
     return writers
 
 
@@ -54,8 +63,9 @@ class BackendWriter:
         self._layers = list(zip(indices, layers, strict=True))
         self._slab, self._scratch = slab, scratch
 
-    def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+    def write(self, tokens: StepTokens) -> None:
         """See Writer."""
+        rows, positions, slots = tokens.slots(self.group, self.block_size, self._slab.keys.device)
         # Layer by layer, so that rows stay in the processor's cache from the slab to the paged cache.
         keys, values = self._scratch.take(len(rows))
         for index, layer in self._layers:
@@ -72,8 +82,9 @@ class OnePassWriter:
         self.group, self.block_size = layer.group, layer.block_size
         self._rope, self._inject = layer.rope, injector
 
-    def write(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+    def write(self, tokens: StepTokens) -> None:
         """See Writer."""
+        rows, positions, slots = tokens.slots(self.group, self.block_size, torch.device("cpu"))
         if self._rope is None:
             cos = sin = torch.empty(len(rows), 0)
         else:
@@ -82,12 +93,63 @@ class OnePassWriter:
         self._inject(rows, slots // self.block_size, slots % self.block_size, cos, sin, neox)
 
 
+class FusedWriter:
+    """All layers in one launch of a Triton kernel, which looks slots up itself; the host waits for nothing."""
+
+    def __init__(self, layer: CachedLayer, injector: FusedInjector, device: torch.device) -> None:
+        self.group, self.block_size = layer.group, layer.block_size
+        self.device, self._inject = device, injector
+        self._neox = layer.rope is None or layer.rope.is_neox_style
+        self._angles = torch.empty(1, 0, device=device) if layer.rope is None else layer.rope.cos_sin_cache
+
+    def write(self, tokens: StepTokens) -> None:
+        """See Writer."""
+        self.write_step(tokens.step(self.group, self.device))
+
+    def write_step(self, step: Step) -> None:
+        """Write rows to slots; ``step`` is on the device."""
+        self._inject(step, self._angles, self._neox, NULL_BLOCK)
+
+
+def make_fused(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> FusedWriter | None:
+    """A writer for layers that share rope and packing; tunes its kernel, which takes some seconds the first time.
+
+    Args:
+        indices: of the layers within the slab.
+        layers: theirs; nothing is in their caches yet, nor in the slab: some of it is overwritten with zeros.
+        slab: theirs.
+
+    Returns:
+        None: no Triton, or a cache that is not packed as its shape says; the backend's own write can do it.
+    """
+    views = [layer.packing.views(layer.module.kv_cache) for layer in layers]
+    caches = [view for view in views if view is not None]
+    alike = len({(keys.shape, keys.stride(), keys.dtype) for keys, _ in caches}) == 1
+    if len(caches) < len(views) or not alike or find_spec("triton") is None:
+        return None
+    from inferscale_mem.kernels.inject.fused import Injector as FusedInjector  # only now: a CPU needs no Triton
+
+    device = slab.keys.device
+    paged = PagedCaches([keys for keys, _ in caches], [values for _, values in caches])
+    writer = FusedWriter(layers[0], FusedInjector(slab.keys, slab.values, indices, paged), device)
+    _tune(writer, layers[0], slab, num_blocks=len(caches[0][0]))
+    return writer
+
+
+def _tune(writer: FusedWriter, layer: CachedLayer, slab: Slab, num_blocks: int) -> None:
+    """Have the kernel compiled and tuned before the first request, by writing zeros where nothing is yet."""
+    positions = _TUNED_BY if layer.rope is None else min(_TUNED_BY, layer.rope.max_positions)
+    count = min(positions, slab.keys.shape[1], (num_blocks - 1) * layer.block_size)
+    for tensor in (slab.keys, slab.values):
+        tensor[:, :count].zero_()
+    rows, blocks = np.arange(count), np.arange(1, num_blocks)  # block 0 is vLLM's null block
+    writer.write_step(Step(rows, rows, np.zeros_like(rows), blocks[: -(-count // layer.block_size)], writer.device))
+
+
 def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> Writer | None:
     """None: no kernel for this device, data type or layout."""
     caches = [layer.module.kv_cache for layer in layers]
-    if slab.keys.device.type != "cpu" or slab.keys.dtype != torch.bfloat16:
-        return None
-    if not all(cache.is_contiguous() and cache.dtype == torch.bfloat16 for cache in caches):
+    if not all(cache.is_contiguous() and cache.dtype == slab.keys.dtype == torch.bfloat16 for cache in caches):
         return None
     key_layout, value_layout = (find_layout(places) for places in (layers[0].packing.keys, layers[0].packing.values))
     if key_layout is None or value_layout is None:

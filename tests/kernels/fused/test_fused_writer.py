@@ -1,0 +1,87 @@
+"""The connector's GPU writer leaves the same bits in a GPU backend's cache as that backend's own write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="the connector needs vLLM")
+
+from inferscale_mem.kv.connector.layers import CachedLayer
+from inferscale_mem.kv.connector.metadata import Rows
+from inferscale_mem.kv.connector.tokens import StepTokens
+from inferscale_mem.kv.connector.writing import make_fused
+from inferscale_mem.kv.packing import Packing, learn_packing
+from inferscale_mem.kv.rope import RopeTable, rotate
+from inferscale_mem.kv.slab import Slab
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYERS, BLOCKS, HEADS, SIZE, BLOCK = 3, 7, 2, 16, 16
+
+
+class Attention:
+    """vLLM's attention layer as its GPU backends keep a cache: [blocks, heads, tokens, keys beside values]."""
+
+    def __init__(self, order: str) -> None:
+        self.impl = self
+        shape = (BLOCKS, HEADS, BLOCK, 2 * SIZE) if order == "HND" else (BLOCKS, BLOCK, HEADS, 2 * SIZE)
+        memory = torch.zeros(shape, device=DEVICE)
+        self.kv_cache = memory if order == "HND" else memory.transpose(1, 2)
+
+    @staticmethod
+    def do_kv_cache_update(
+        _: object, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        cache.transpose(1, 2)[slots // BLOCK, slots % BLOCK] = torch.cat((keys, values), dim=-1)
+
+
+def layers_of(order: str, rope: RopeTable | None) -> list[CachedLayer]:
+    modules = [Attention(order) for _ in range(LAYERS)]
+
+    def write(keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+        Attention.do_kv_cache_update(None, keys, values, cache, slots)
+
+    packing = learn_packing(write, modules[0].kv_cache[:2].clone(), SIZE)
+    return [CachedLayer(str(n), m, 0, BLOCK, HEADS, SIZE, rope, packing) for n, m in enumerate(modules)]
+
+
+def a_rope() -> RopeTable:
+    angles = torch.outer(torch.arange(64.0), 0.5 ** torch.arange(SIZE // 2)).to(DEVICE)
+    return RopeTable(angles.cos(), angles.sin(), True, torch.float32)
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("roped", [True, False])
+def test_writes_what_the_backend_writes(order: str, roped: bool) -> None:
+    rope = a_rope() if roped else None
+    layers = layers_of(order, rope)
+    slab = Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE)
+    chosen = [2, 0]
+    writer = make_fused(chosen, [layers[n] for n in chosen], slab)
+    assert writer is not None
+    for layer in layers:  # tuning left nothing behind
+        assert not layer.module.kv_cache.count_nonzero()
+        layer.module.kv_cache.fill_(float("nan"))
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (slab.keys, slab.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    long, short = (Rows((5, 1, 2), 3, 20, 2), Rows((4, 0), 0, 13, 22)), (Rows((3, 5), 5, 8, 20),)
+    tokens = StepTokens([(long, ([4, 0, 6],)), (short, ([3, 2],))])  # a window has passed the block in the middle
+
+    writer.write(tokens)
+    got = [layer.module.kv_cache.clone() for layer in layers]
+    rows, positions, slots = tokens.slots(0, BLOCK, DEVICE)
+    assert len(rows) < sum(part.count for part in (*long, *short))
+    for index in chosen:
+        layers[index].module.kv_cache.fill_(float("nan"))
+        layers[index].write(rotate(slab.keys[index, rows], positions, rope), slab.values[index, rows], slots)
+    for layer, found in zip(layers, got, strict=True):
+        torch.testing.assert_close(found, layer.module.kv_cache, rtol=0, atol=0, equal_nan=True)
+    assert all(got[index].nan_to_num().count_nonzero() for index in chosen)
+
+
+def test_a_cache_that_is_packed_otherwise_goes_through_the_backend() -> None:
+    layers = layers_of("HND", a_rope())
+    swapped = Packing(layers[0].packing.values, layers[0].packing.keys)
+    other = CachedLayer("other", layers[0].module, 0, BLOCK, HEADS, SIZE, layers[0].rope, swapped)
+    assert make_fused([0], [other], Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE)) is None
