@@ -110,6 +110,17 @@ def dequantise(stored: Stored, rows: torch.Tensor | None = None) -> torch.Tensor
     return numbers + stored.zero[..., rows // stored.rows, :, :].float().repeat_interleave(stored.channels, dim=-1)
 
 
+def parts_of(stored: Stored) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]:
+    """What a kernel is given: codes, scales and zeros (or something in their place), then bits (0: floats), and how
+    many rows and channels share a scale. All contiguous."""
+    if not isinstance(stored, Quantised):
+        assert stored.is_contiguous()
+        return stored, stored, stored, 0, 1, stored.shape[-1]
+    zero = stored.scale if stored.zero is None else stored.zero
+    assert all(part.is_contiguous() for part in (stored.codes, stored.scale, zero))
+    return stored.codes, stored.scale, zero, stored.bits, stored.rows, stored.channels
+
+
 def round_up(x: torch.Tensor) -> torch.Tensor:
     """The smallest float16 that is not below ``x`` (float32), or the largest finite one of its sign."""
     near = x.clamp(-_LARGEST, _LARGEST).half()

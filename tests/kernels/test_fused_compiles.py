@@ -35,7 +35,7 @@ def accesses(kernel: Any, architecture: int, pointers: dict[str, str], numbers: 
     source = ASTSource(
         fn=kernel.fn,
         signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): number for name, number in numbers.items()},
+        constexprs={(names.index(name),): number for name, number in numbers.items() if name in names},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in pointers},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"enable_fp_fusion": False})
@@ -45,6 +45,13 @@ def accesses(kernel: Any, architecture: int, pointers: dict[str, str], numbers: 
 
 INT4 = {"KEY_BITS": 4, "KEY_SHARED": 16, "KEY_CHANNELS": 1, "VALUE_BITS": 4}
 INT8 = {"KEY_BITS": 8, "VALUE_BITS": 8}
+
+
+def pointers_to(codes: str | None) -> dict[str, str]:
+    if codes is None:
+        return POINTERS
+    scales = dict.fromkeys(("key_scales", "key_zeros", "value_scales", "value_zeros"), "fp16")
+    return {**POINTERS, "keys": codes, "values": codes, **scales}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +69,22 @@ INT8 = {"KEY_BITS": 8, "VALUE_BITS": 8}
 def test_inject_moves_16_bytes_at_a_time(architecture: int, codes: str | None, changes: dict[str, Any]) -> None:
     from inferscale_mem.kernels.inject.fused import _kernel
 
-    pointers = dict(POINTERS)
-    if codes is not None:
-        pointers |= {"keys": codes, "values": codes}
-        pointers |= dict.fromkeys(("key_scales", "key_zeros", "value_scales", "value_zeros"), "fp16")
-    found = accesses(_kernel, architecture, pointers, {**MODEL, **changes, "ROWS": 32, "LAYERS": 1})
+    found = accesses(_kernel, architecture, pointers_to(codes), {**MODEL, **changes, "ROWS": 32, "LAYERS": 1})
     assert found["st v4.b32"] and found["ld v4.b32"]
     assert [access for access in found if access.startswith("st")] == ["st v4.b32"]
     # Narrow ones fetch block tables and the like, and one scale per row.
     assert found["ld b8"] == 0 and found["ld b16"] <= (4 if codes else 0), found
+
+
+@pytest.mark.parametrize(
+    "codes, changes",
+    [(None, {}), (None, {"NEOX": False}), ("i8", INT8), ("u8", {"KEY_BITS": 4, "VALUE_BITS": 4, "VALUE_CHANNELS": 32})],
+    ids=["halves", "interleaved", "int8", "int4"],
+)
+def test_extract_moves_16_bytes_at_a_time(codes: str | None, changes: dict[str, Any]) -> None:
+    from inferscale_mem.kernels.extract.fused import _kernel
+
+    numbers = {**MODEL, **changes, "ROWS": 32, "LAYERS": 1}
+    found = accesses(_kernel, 90, {**pointers_to(codes), "angles": "fp32"}, numbers)
+    assert found["ld v4.b32"] and found["ld b8"] == found["ld b16"] == found["st b8"] == 0, found
+    assert codes is not None or [access for access in found if access.startswith("st")] == ["st v4.b32"], found

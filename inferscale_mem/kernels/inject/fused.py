@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from inferscale_mem.kernels.paged import PagedCaches, Step
-from inferscale_mem.kernels.quantise import Quantised, Stored
-from inferscale_mem.kernels.rope.fused import EXACT, for_this_machine, read, read_turned, run_of
+from inferscale_mem.kernels.quantise import Stored, parts_of
+from inferscale_mem.kernels.rope.fused import EXACT, for_this_machine, read, read_turned, run_of, step_at
 
 _CONFIGS = [
     triton.Config({"ROWS": rows, "LAYERS": layers}, num_warps=warps)
@@ -30,7 +30,7 @@ class Injector:
 
     def __init__(self, keys: Stored, values: Stored, layers: Sequence[int], caches: PagedCaches) -> None:
         assert tuple(keys.shape) == tuple(values.shape) and len(layers) == len(caches)
-        self._keys, self._values, self._caches = _parts(keys), _parts(values), caches
+        self._keys, self._values, self._caches = parts_of(keys), parts_of(values), caches
         self._layers = torch.tensor(layers, dtype=torch.int32, device=caches.device)
         _, rows, heads, size = keys.shape
         self._numbers = {
@@ -61,16 +61,6 @@ class Injector:
         )  # fmt: skip
 
 
-def _parts(stored: Stored) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]:
-    """Codes, scales and zeros (or something in their place), bits (0: floats), rows and channels that share a scale."""
-    if isinstance(stored, Quantised):
-        zero = stored.scale if stored.zero is None else stored.zero
-        assert all(part.is_contiguous() for part in (stored.codes, stored.scale, zero))
-        return stored.codes, stored.scale, zero, stored.bits, stored.rows, stored.channels
-    assert stored.is_contiguous()
-    return stored, stored, stored, 0, 1, stored.shape[-1]
-
-
 @triton.autotune(
     configs=for_this_machine(_CONFIGS),
     key=["HEADS", "SIZE", "KEY_BITS", "VALUE_BITS", "TOKEN_STRIDE", "ROTARY", "NEOX"],
@@ -89,12 +79,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # of a token's head, heads of a token following each other
     token = number // HEADS
     head = number % HEADS
-    live = token < num_tokens
-    row = tl.load(step + token, mask=live, other=0).to(tl.int64)
-    position = tl.load(step + num_tokens + token, mask=live, other=0)
-    table = tl.load(step + 2 * num_tokens + token, mask=live, other=0)
-    block = tl.load(step + 3 * num_tokens + table + position // BLOCK_SIZE, mask=live, other=0)
-    live &= block != null_block
+    live, row, position, block = step_at(step, num_tokens, token, BLOCK_SIZE, null_block)
     target = block.to(tl.int64) * BLOCK_STRIDE + (position % BLOCK_SIZE) * TOKEN_STRIDE + head * HEAD_STRIDE
     angle_at = position.to(tl.int64) * ROTARY
     d = tl.arange(0, PADDED)

@@ -9,6 +9,17 @@ import triton.language as tl
 
 
 @triton.jit
+def step_at(step, num_tokens, token, BLOCK_SIZE: tl.constexpr, null_block):  # type: ignore[no-untyped-def]
+    """What a ``kernels.paged.Step`` says of tokens [M]: which are to be moved, and their rows, positions and blocks."""
+    live = token < num_tokens
+    row = tl.load(step + token, mask=live, other=0).to(tl.int64)
+    position = tl.load(step + num_tokens + token, mask=live, other=0)
+    table = tl.load(step + 2 * num_tokens + token, mask=live, other=0)
+    block = tl.load(step + 3 * num_tokens + table + position // BLOCK_SIZE, mask=live, other=0)
+    return live & (block != null_block), row, position, block
+
+
+@triton.jit
 def read(  # type: ignore[no-untyped-def]
     source, scales, zeros, at, scale_at, d, live,
     SIZE: tl.constexpr, BITS: tl.constexpr, CHANNELS: tl.constexpr, RUN: tl.constexpr,

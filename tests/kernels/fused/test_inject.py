@@ -2,72 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
 import torch
+from paged_problems import DEVICE, NULL_BLOCK, POSITIONS, Case, Where, caches_of, distance, places_of, store
 
 from inferscale_mem.kernels.inject.fused import Injector
 from inferscale_mem.kernels.inject.reference import inject
-from inferscale_mem.kernels.paged import PagedCaches, Step
-from inferscale_mem.kernels.quantise import Stored, quantise
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-POSITIONS, NULL_BLOCK = 90, 0
-
-
-@dataclass(frozen=True)
-class Case:
-    """One problem; ``requests``: per request its segments (position, tokens), ``formats`` of keys and of values."""
-
-    requests: tuple[tuple[tuple[int, int], ...], ...] = (((0, 5), (5, 9)), ((3, 1),))
-    heads: int = 2
-    size: int = 16
-    rotary: int = 16
-    neox: bool = True
-    dtype: torch.dtype = torch.bfloat16
-    stored: torch.dtype = torch.bfloat16
-    order: str = "NHD"
-    block_size: int = 4
-    formats: tuple[tuple[int, int, int] | None, tuple[int, int, int] | None] = (None, None)
-    table: torch.dtype = torch.float32
-
-
-def caches_of(case: Case, layers: int, blocks: int) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """Poisoned memory [layers, blocks, elements], and its views [blocks, block_size, H, D] of keys and of values."""
-    n, h, d = case.block_size, case.heads, case.size
-    memory = torch.full((layers, blocks, 2 * n * h * d), float("nan"), dtype=case.dtype, device=DEVICE)
-    if case.order == "NHD":  # vLLM 0.32: keys beside values
-        views = memory.view(layers, blocks, n, h, 2, d).unbind(4)
-    elif case.order == "HND":
-        views = memory.view(layers, blocks, h, n, 2, d).transpose(2, 3).unbind(4)
-    else:
-        assert case.order == "apart"
-        views = memory.view(layers, blocks, 2, n, h, d).unbind(2)
-    return memory, *([*view] for view in views)
-
-
-def places_of(view: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """[block_size, H, D]: the place of each element in a block."""
-    first = view.storage_offset() - memory.storage_offset()
-    numbers = torch.arange(memory[0].numel(), device=DEVICE)
-    return torch.as_strided(numbers, view.shape[1:], view.stride()[1:], first % memory.stride(0))
-
-
-def store(floats: torch.Tensor, form: tuple[int, int, int] | None) -> Stored:
-    return floats if form is None else quantise(floats, form[0], rows=form[1], channels=form[2])
-
-
-def distance(got: torch.Tensor, wanted: torch.Tensor) -> int:
-    """How many representable numbers apart, at most; both must be poisoned in the same places."""
-    assert torch.equal(got.isnan(), wanted.isnan())
-    if got.dtype == torch.float32:
-        assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
-        return 0
-    steps = [x.nan_to_num(0.0).view(torch.int16).int() for x in (got, wanted)]
-    ordered = [torch.where(x < 0, -32768 - x, x) for x in steps]
-    return int((ordered[0] - ordered[1]).abs().max())
+from inferscale_mem.kernels.paged import PagedCaches
 
 
 def compare(case: Case) -> None:
@@ -79,35 +20,21 @@ def compare(case: Case) -> None:
     stored_keys, stored_values = store(keys, case.formats[0]), store(values, case.formats[1])
     table = torch.randn(POSITIONS, case.rotary, generator=generator).to(case.table).to(DEVICE)
 
-    position_lists = [
-        np.concatenate([np.arange(s, s + n) for s, n in parts] or [np.zeros(0, int)]) for parts in case.requests
-    ]
-    width = -(-POSITIONS // case.block_size)
-    order = torch.randperm(1 + width * len(case.requests), generator=generator).numpy()
-    tables = order[: width * len(case.requests)].reshape(len(case.requests), width)
-    num_blocks = len(order)
-    positions = np.concatenate(position_lists)
-    request = np.repeat(np.arange(len(case.requests)), [len(p) for p in position_lists])
-    rows = torch.randperm(num_rows, generator=generator).numpy()[: len(positions)]
-    step = Step(rows, positions, request * width, tables.reshape(-1), DEVICE)
-
+    where = Where(case, num_rows, generator)
     chosen = [2, 0]
-    memory, key_views, value_views = caches_of(case, len(chosen), num_blocks)
+    memory, key_views, value_views = caches_of(case, len(chosen), where.num_blocks)
     wanted = memory.clone()
     Injector(stored_keys, stored_values, chosen, PagedCaches(key_views, value_views))(
-        step, table, case.neox, NULL_BLOCK
+        where.step, table, case.neox, NULL_BLOCK
     )
 
-    blocks = tables[request, positions // case.block_size]
-    kept = blocks != NULL_BLOCK
-    where = [torch.from_numpy(n[kept].astype(np.int64)).to(DEVICE) for n in (rows, blocks, positions % case.block_size)]
-    cos, sin = table[torch.from_numpy(positions[kept]).to(DEVICE)].float().chunk(2, dim=1)
+    cos, sin = table[where.positions].float().chunk(2, dim=1)
     for n, layer in enumerate(chosen):
         inject(
-            stored_keys[layer], stored_values[layer], *where, cos, sin, case.neox, wanted[n],
+            stored_keys[layer], stored_values[layer], *where.places, cos, sin, case.neox, wanted[n],
             places_of(key_views[0], memory), places_of(value_views[0], memory),
         )  # fmt: skip
-    if kept.any():
+    if len(where.positions):
         assert not wanted.isnan().all()
     # The interpreter truncates to bfloat16 where a GPU rounds; elsewhere the two forms agree bit for bit.
     interpreted = DEVICE.type == "cpu" and case.dtype == torch.bfloat16
