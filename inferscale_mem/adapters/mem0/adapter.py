@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -18,7 +19,7 @@ from mem0.memory.storage import SQLiteManager
 from mem0.vector_stores.base import VectorStoreBase
 
 from inferscale_mem.adapters.mem0 import defaults, forking, inputs, opening
-from inferscale_mem.adapters.mem0.core import Core
+from inferscale_mem.adapters.mem0.core import Core, Entry
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.history import History, repair
 from inferscale_mem.adapters.mem0.index import VectorIndex
@@ -40,6 +41,8 @@ from inferscale_mem.types import Scope
 logger = logging.getLogger(__name__)
 
 Settings = InferScaleConfig | Mapping[str, Any] | None
+
+_emptying = contextvars.ContextVar("inferscale-mem0-emptying", default=False)
 
 
 class Adapter:
@@ -210,11 +213,15 @@ class Adapter:
 
     # What the methods of both have in common.
 
-    def _open_core(self) -> Core | None:
-        """The core, if this memory has one; StoreError after ``close``."""
-        if self._core is not None:
-            self._core.check_open()
-        return self._core
+    def _open_core(self, *, alone: bool = False) -> Entry:
+        """Around each public operation: the core, if this memory has one; StoreError after ``close``."""
+        return Entry(self._core, alone=alone)
+
+    def _close(self) -> None:
+        if self._core is None:
+            self._release()
+        else:
+            self._core.close(self._release)
 
     def _extracting(
         self, messages: Any, owners: Mapping[str, Any], infer: bool, prompt: str | None
@@ -227,6 +234,21 @@ class Adapter:
         instructions = prompt or getattr(self, "custom_instructions", None) or ""
         about = "assistant" if owners.get("agent_id") and not owners.get("user_id") else "user"
         return extracting(Extraction(messages, instructions, about, check, Scope.of(owners)))
+
+
+@contextlib.contextmanager
+def emptying() -> Iterator[None]:
+    """Around a ``delete_all``: a fact that somebody else deletes meanwhile is no error there."""
+    token = _emptying.set(True)
+    try:
+        yield
+    finally:
+        _emptying.reset(token)
+
+
+def is_emptying() -> bool:
+    """Whether this is a part of a ``delete_all``."""
+    return _emptying.get()
 
 
 def read_settings(inferscale: Settings) -> InferScaleConfig:

@@ -11,6 +11,7 @@ from typing import Any
 
 from inferscale_mem.adapters.mem0 import inputs
 from inferscale_mem.adapters.mem0.facts import fact_of_hit
+from inferscale_mem.adapters.mem0.gate import CLOSED, Gate, Visit
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.turns import TurnLog
@@ -25,6 +26,9 @@ from inferscale_mem.types import Fact, Scope
 logger = logging.getLogger(__name__)
 
 Open = Callable[[], Engine]
+
+LEAVE_S = 30.0
+"""Seconds that ``close`` gives the operations that are under way. The engine is closed by then."""
 
 
 class Core:
@@ -67,7 +71,10 @@ class Core:
         self._lock = threading.Lock()
         self._opening: Future[MemoryService] | None = None
         self._service: MemoryService | None = None
+        self.gate = Gate()
+        self._closing = threading.RLock()
         self._closed = False
+        self._taken_apart = False
         self.forked = False
         """Whether this is a copy in a process that was forked."""
 
@@ -112,6 +119,11 @@ class Core:
         """Whether ``close`` has been called."""
         return self._closed
 
+    @property
+    def taken_apart(self) -> bool:
+        """Whether ``close`` has let go of the files."""
+        return self._taken_apart
+
     def check_open(self) -> None:
         """Raise StoreError after ``close``, or after a fork."""
         if self.forked:
@@ -120,29 +132,44 @@ class Core:
                 "child, in another home or at a Qdrant server: embedded Qdrant is of one process at a time."
             )
         if self._closed:
-            raise StoreError("The memory is closed; open a new one.")
+            raise StoreError(CLOSED)
 
     def leave_to_parent(self) -> None:
         """This is the copy in a process that was forked."""
         self.forked = True
         self.journal.leave_to_parent()
 
-    def close(self) -> None:
-        """Stop encoding, and close the engine if it is ours. An engine that is still starting is waited for."""
+    def close(self, release: Callable[[], None] = lambda: None) -> None:
+        """Stop encoding, close the engine if it is ours, wait for what is under way, and let go of the files.
+
+        An engine that is still starting is waited for. What is under way fails if it needs the engine, and else comes
+        to its end.
+
+        Args:
+            release: closes store and history, when nobody uses them any more.
+        """
         if self.forked:
             return
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             opening = self._opening
-        if opening is not None and opening.exception() is None:
-            service = opening.result()
-            service.close()
-            if self._owned:
-                service.engine.close()
-        self.turns.close()
-        self.journal.close()
+        with self._closing:  # a second one returns when the first is done
+            if self._taken_apart:
+                return
+            self.gate.shut()
+            try:
+                if opening is not None and opening.exception() is None:
+                    service = opening.result()
+                    service.close()
+                    if self._owned:
+                        service.engine.close()
+            finally:
+                if not self.gate.emptied(LEAVE_S):
+                    logger.warning("The memory is closed while operations are under way; they will fail.")
+                self._taken_apart = True
+                self.turns.close()
+                self.journal.close()
+                release()
 
     # Facts that come and go.
 
@@ -272,6 +299,48 @@ class Core:
             return None
         fact = self.index.by_handle_id(handle_id)
         return fact if fact is not None and self.signer.verify(handle, fact.scope) else None
+
+
+class Entry:
+    """One public operation of a memory: ``with`` and ``async with`` give its core.
+
+    Args:
+        core: None of a memory that is plain Mem0.
+        alone: whether nothing else may be under way meanwhile.
+
+    Raises:
+        StoreError: the memory is closed, or is being closed before the operation has come to its end.
+    """
+
+    def __init__(self, core: Core | None, *, alone: bool = False) -> None:
+        self._core = core
+        self._alone = alone
+        self._visit: Visit | None = None
+
+    def __enter__(self) -> Core | None:
+        if self._core is not None:
+            self._core.check_open()
+            self._visit = self._core.gate.enter(alone=self._alone)
+        return self._core
+
+    async def __aenter__(self) -> Core | None:
+        if self._core is not None:
+            self._core.check_open()
+            self._visit = await self._core.gate.enter_async(alone=self._alone)
+        return self._core
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._core is None or self._visit is None:
+            return
+        self._core.gate.leave(self._visit)
+        if self._core.taken_apart and isinstance(error, Exception) and not isinstance(error, InferScaleError):
+            raise StoreError(
+                "The memory was closed while this was under way; what it has not stored by now is not stored. Open a "
+                "new one."
+            ) from error
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
 
 
 def check_format(memory_format: str) -> None:

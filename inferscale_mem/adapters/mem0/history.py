@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -12,8 +13,19 @@ from mem0.memory.storage import SQLiteManager
 from inferscale_mem.adapters.mem0.extraction import current
 from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.turns import TurnLog
+from inferscale_mem.errors import StoreError
 
 logger = logging.getLogger(__name__)
+
+
+class _Closed:
+    """Stands where an open file was. False, as Mem0's None; and says what is wrong to whoever comes too late."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreError("The history is closed: meanwhile the memory was closed, or reset.")
 
 
 class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
@@ -27,6 +39,8 @@ class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
         """The same open file; ``inner`` lets go of it."""
         made = cls.__new__(cls)
         made.__dict__.update(vars(inner), journal=journal, turns=turns)
+        # Reentrant: the garbage collector may close it in the middle of something.
+        made._lock = threading.RLock()
         inner.connection = None
         return made
 
@@ -50,6 +64,18 @@ class History(SQLiteManager):  # type: ignore[misc]  # Mem0 ships no types
 
     def save_messages(self, messages: list[dict[str, Any]], session_scope: str) -> None:
         """Nothing: Mem0's own window is never purged."""
+
+    def close(self) -> None:
+        """Let go of the file; what comes later ends in StoreError.
+
+        Mem0's does not wait for others, and SQLite crashes if a connection is closed while it is used.
+        """
+        lock = vars(self).get("_lock")  # missing from one that was never made whole
+        if lock is None:
+            return
+        with lock:
+            super().close()
+            self.connection = _Closed()
 
 
 def repair(store: Any, history: SQLiteManager, rows: Iterable[str]) -> int:

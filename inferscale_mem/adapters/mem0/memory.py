@@ -9,7 +9,7 @@ from mem0 import Memory
 from mem0.memory.main import _UNSET
 
 from inferscale_mem.adapters.mem0 import inputs
-from inferscale_mem.adapters.mem0.adapter import Adapter, search_scope
+from inferscale_mem.adapters.mem0.adapter import Adapter, emptying, is_emptying, search_scope
 from inferscale_mem.adapters.mem0.core import check_format, within
 
 
@@ -47,25 +47,25 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
             ExtractionError: the extraction LLM failed or cannot be read.
             ModelError, EngineError, ...: the engine cannot be opened. Nothing is stored in any of these cases.
         """
-        core = self._open_core()
-        if core is not None:
-            owners = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
-            messages = core.prepare_add(messages, owners, metadata, infer)
-            if not messages:
-                return {"results": []}
-        result: dict[str, Any] = super().add(
-            messages,
-            user_id=user_id,
-            agent_id=agent_id,
-            run_id=run_id,
-            metadata=metadata,
-            timestamp=timestamp,
-            expiration_date=expiration_date,
-            infer=infer,
-            memory_type=memory_type,
-            prompt=prompt,
-        )
-        return result
+        with self._open_core() as core:
+            if core is not None:
+                owners = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+                messages = core.prepare_add(messages, owners, metadata, infer)
+                if not messages:
+                    return {"results": []}
+            result: dict[str, Any] = super().add(
+                messages,
+                user_id=user_id,
+                agent_id=agent_id,
+                run_id=run_id,
+                metadata=metadata,
+                timestamp=timestamp,
+                expiration_date=expiration_date,
+                infer=infer,
+                memory_type=memory_type,
+                prompt=prompt,
+            )
+            return result
 
     def search(
         self,
@@ -90,22 +90,22 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
             InputError: the format is not known, or the query not valid Unicode.
         """
         check_format(memory_format)
-        core = self._open_core()
-        scope = search_scope(filters, kwargs) if core is not None else None
-        if core is not None and scope is not None and isinstance(query, str):
-            core.prepare_search(query, scope, memory_format)
-        found: dict[str, Any] = super().search(
-            query,
-            top_k=top_k,
-            filters=filters,
-            threshold=threshold,
-            rerank=rerank,
-            explain=explain,
-            reference_date=reference_date,
-            show_expired=show_expired,
-            **kwargs,
-        )
-        return found if core is None or scope is None else core.present(found, scope, memory_format)
+        with self._open_core() as core:
+            scope = search_scope(filters, kwargs) if core is not None else None
+            if core is not None and scope is not None and isinstance(query, str):
+                core.prepare_search(query, scope, memory_format)
+            found: dict[str, Any] = super().search(
+                query,
+                top_k=top_k,
+                filters=filters,
+                threshold=threshold,
+                rerank=rerank,
+                explain=explain,
+                reference_date=reference_date,
+                show_expired=show_expired,
+                **kwargs,
+            )
+            return found if core is None or scope is None else core.present(found, scope, memory_format)
 
     def resolve(self, what: Any, *, filters: dict[str, Any] | None = None) -> Any:
         """What handles stand for, for people.
@@ -117,15 +117,15 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         Returns:
             The same structure with texts in place of valid handles.
         """
-        core = self._open_core()
-        scope = inputs.owner_scope(filters, "in filters") if filters is not None else None
-        return what if core is None else core.resolve(what, scope)
+        with self._open_core() as core:
+            scope = inputs.owner_scope(filters, "in filters") if filters is not None else None
+            return what if core is None else core.resolve(what, scope)
 
     def get(self, memory_id: str) -> dict[str, Any] | None:
         """As Mem0's."""
-        self._open_core()
-        item: dict[str, Any] | None = super().get(memory_id)
-        return item
+        with self._open_core():
+            item: dict[str, Any] | None = super().get(memory_id)
+            return item
 
     def get_all(
         self,
@@ -140,10 +140,10 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         Raises:
             MissingOwnerError, ScopeError: the filters name no owner, or a wildcard.
         """
-        core = self._open_core()
-        scope = search_scope(filters, kwargs) if core is not None else None
-        listed: dict[str, Any] = super().get_all(filters=filters, top_k=top_k, show_expired=show_expired, **kwargs)
-        return listed if scope is None else {**listed, "results": within(scope, listed["results"])}
+        with self._open_core() as core:
+            scope = search_scope(filters, kwargs) if core is not None else None
+            listed: dict[str, Any] = super().get_all(filters=filters, top_k=top_k, show_expired=show_expired, **kwargs)
+            return listed if scope is None else {**listed, "results": within(scope, listed["results"])}
 
     def update(
         self,
@@ -158,17 +158,17 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         Raises:
             FactError, InputError: what was given cannot be stored; nothing was changed.
         """
-        core = self._open_core()
-        if core is not None:
-            text, data, metadata = core.prepare_update(text, data, metadata)
-        result: dict[str, Any] = super().update(memory_id, text, metadata, expiration_date, data)
-        return result
+        with self._open_core() as core:
+            if core is not None:
+                text, data, metadata = core.prepare_update(text, data, metadata)
+            result: dict[str, Any] = super().update(memory_id, text, metadata, expiration_date, data)
+            return result
 
     def delete(self, memory_id: str) -> dict[str, Any]:
         """As Mem0's; the fact's record goes with it."""
-        self._open_core()
-        result: dict[str, Any] = super().delete(memory_id)
-        return result
+        with self._open_core():
+            result: dict[str, Any] = super().delete(memory_id)
+            return result
 
     def delete_all(
         self, user_id: str | None = None, agent_id: str | None = None, run_id: str | None = None
@@ -178,34 +178,43 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         Raises:
             MissingOwnerError, ScopeError: no owner, or not one.
         """
-        core = self._open_core()
-        owners = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
-        scope = inputs.owner_scope(owners, "to delete_all; reset() deletes everything") if core is not None else None
-        result: dict[str, Any] = super().delete_all(**owners)
-        if core is not None:
-            core.forget_turns(scope)
-        return result
+        with self._open_core() as core:
+            owners = {"user_id": user_id, "agent_id": agent_id, "run_id": run_id}
+            scope = (
+                inputs.owner_scope(owners, "to delete_all; reset() deletes everything") if core is not None else None
+            )
+            with emptying() if core is not None else contextlib.nullcontext():
+                result: dict[str, Any] = super().delete_all(**owners)
+            if core is not None:
+                core.forget_turns(scope)
+            return result
 
     def history(self, memory_id: str) -> list[dict[str, Any]]:
         """As Mem0's."""
-        self._open_core()
-        changes: list[dict[str, Any]] = super().history(memory_id)
-        return changes
+        with self._open_core():
+            changes: list[dict[str, Any]] = super().history(memory_id)
+            return changes
 
     def reset(self) -> None:
         """As Mem0's; all records go too."""
-        core = self._open_core()
-        with core.journal.resetting() if core is not None else contextlib.nullcontext():
-            super().reset()
-            self._watch()
-        if core is not None:
-            core.forget_turns(None)
+        with self._open_core(alone=True) as core:
+            with core.journal.resetting() if core is not None else contextlib.nullcontext():
+                super().reset()
+                self._watch()
+            if core is not None:
+                core.forget_turns(None)
 
     def close(self) -> None:
         """Release the engine (unless it was given), the store's lock and the history; a new memory can open them."""
-        if self._core is not None:
-            self._core.close()
-        self._release()
+        self._close()
+
+    def _delete_memory(self, memory_id: str, existing_memory: Any = None) -> str:
+        if existing_memory is None and is_emptying():
+            existing_memory = self.vector_store.get(vector_id=memory_id)
+            if existing_memory is None:  # another one was faster
+                return memory_id
+        deleted: str = super()._delete_memory(memory_id, existing_memory)
+        return deleted
 
     def _add_to_vector_store(
         self, messages: Any, metadata: dict[str, Any], filters: dict[str, Any], infer: bool, prompt: str | None = None
