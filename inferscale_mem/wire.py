@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import secrets
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ NO_CONNECTOR = "the engine runs without the memory connector"
 
 UNSIGNED = "the order is not signed with this engine's handle key"
 
-Op = Literal["inject", "encode", "probe", "drop", "status"]
-OPS: tuple[Op, ...] = ("inject", "encode", "probe", "drop", "status")
+Op = Literal["inject", "encode", "probe", "drop", "status", "report"]
+OPS: tuple[Op, ...] = ("inject", "encode", "probe", "drop", "status", "report")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,17 @@ class WireSegment:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks of the connector."""
+    """What a request asks of the connector.
+
+    Attributes:
+        op: what to do.
+        segments: of the prompt.
+        spans: of it that become records.
+        scope: whose memories it may read.
+        store: that they belong to.
+        handles: to forget.
+        ticket: name under which the answer can be asked for; empty: it cannot.
+    """
 
     op: Op
     segments: tuple[WireSegment, ...] = ()
@@ -46,14 +57,21 @@ class Order:
     scope: Scope | None = None
     store: str = ""
     handles: tuple[str, ...] = ()
+    ticket: str = ""
 
 
 # Plans to parameters.
 
 
-def inject_params(plan: PromptPlan) -> dict[str, Any]:
-    """Parameters of a request that answers a plan."""
-    return _params("inject", segments=_segments(plan.segments), scope=plan.scope, store=plan.store)
+def inject_params(plan: PromptPlan, ticket: str = "") -> dict[str, Any]:
+    """Parameters of a request that answers a plan.
+
+    Args:
+        plan: the prompt.
+        ticket: unguessable; ``report_params`` asks with it for the connector's answer, should that not come by itself.
+    """
+    named = {"ticket": ticket} if ticket else {}
+    return _params("inject", segments=_segments(plan.segments), scope=plan.scope, store=plan.store, **named)
 
 
 def encode_params(plan: EncodePlan, op: Op = "encode") -> dict[str, Any]:
@@ -74,6 +92,16 @@ def encode_params(plan: EncodePlan, op: Op = "encode") -> dict[str, Any]:
 def drop_params(handles: Sequence[str]) -> dict[str, Any]:
     """Parameters of a request that makes the engine forget."""
     return _params("drop", handles=list(handles))
+
+
+def report_params(ticket: str) -> dict[str, Any]:
+    """Parameters of a request that asks for the answer to an earlier one, which was aborted."""
+    return _params("report", ticket=ticket)
+
+
+def new_ticket() -> str:
+    """A name for one request's answer."""
+    return secrets.token_hex(16)
 
 
 def status_params() -> dict[str, Any]:
@@ -157,7 +185,15 @@ def _order(given: Mapping[str, Any], num_tokens: int) -> Order:
         raise InputError("spans overlap, are empty, or reach beyond the prompt")
     scope = Scope.of(given["scope"]) if given.get("scope") else None
     handles = tuple(str(handle) for handle in given.get("handles") or ())
-    return Order(cast(Op, given["op"]), segments, spans, scope, str(given.get("store") or ""), handles)
+    return Order(
+        cast(Op, given["op"]),
+        segments,
+        spans,
+        scope,
+        str(given.get("store") or ""),
+        handles,
+        str(given.get("ticket") or ""),
+    )
 
 
 def _span(span: Mapping[str, Any]) -> Span:

@@ -100,6 +100,10 @@ class Requests:
                 found = chunk.logprobs[0] if chunk.logprobs else found
         return found, answer
 
+    async def report(self, ticket: str) -> Mapping[str, Any] | None:
+        """The connector's answer to an earlier request that came to its end without one."""
+        return await self.order((0,), wire.report_params(ticket))
+
     async def status(self) -> EngineStatus:
         """What the connector holds."""
         answer = await self.ask(wire.status_params())
@@ -132,7 +136,8 @@ class RequestEngine(EngineBase):
 
     async def _generate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         room = check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
-        params = self._inject_params(plan)
+        ticket = wire.new_ticket()
+        params = self._inject_params(plan, ticket)
         started, ttft_ms, answer, waiting = time.perf_counter(), None, None, sampling.n
         last: Chunk | None = None
         async with contextlib.aclosing(self._requests.run(plan.token_ids, sampling, params, room)) as outputs:
@@ -148,6 +153,8 @@ class RequestEngine(EngineBase):
                         yield chunk
         if last is None:
             raise EngineError("The engine ended a request before its answer was complete; its log names the cause.")
+        if answer is None and params:  # a stop string ended it
+            answer = await self._requests.report(ticket)
         yield replace(last, report=wire.inject_report(plan, answer, ttft_ms))
 
     def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
@@ -168,9 +175,9 @@ class RequestEngine(EngineBase):
             row[list(logprobs)] = list(logprobs.values())
         return scores, wire.inject_report(plan, found[0][1], None)
 
-    def _inject_params(self, plan: PromptPlan) -> dict[str, Any]:
+    def _inject_params(self, plan: PromptPlan, ticket: str = "") -> dict[str, Any]:
         asks = self._info.connector and any(segment.record for segment in plan.segments)
-        return wire.inject_params(plan) if asks else {}
+        return wire.inject_params(plan, ticket) if asks else {}
 
     async def _drop(self, handles: Sequence[str]) -> None:
         if handles and self._info.connector:

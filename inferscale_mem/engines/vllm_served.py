@@ -33,11 +33,13 @@ class Overheard:
     """What the engine said about a request that went through vLLM's own handlers: their streams leave it out.
 
     Attributes:
+        ticket: of its order.
         started: when the request was handed on.
         ttft_ms: milliseconds to its first token.
         answer: the connector's.
     """
 
+    ticket: str
     started: float = field(default_factory=time.perf_counter)
     ttft_ms: float | None = None
     answer: Mapping[str, Any] | None = None
@@ -47,9 +49,9 @@ _listening: ContextVar[Overheard | None] = ContextVar("inferscale_listening", de
 
 
 @contextlib.contextmanager
-def overhear() -> Any:
-    """While the block runs, requests that vLLM's handlers make in its context are overheard."""
-    heard = Overheard()
+def overhear(ticket: str) -> Any:
+    """While the block runs, the request that vLLM's handlers make in its context, with this ticket, is overheard."""
+    heard = Overheard(ticket)
     token = _listening.set(heard)
     try:
         yield heard
@@ -130,6 +132,9 @@ class ServedEngine:
                         if heard.ttft_ms is None:
                             heard.ttft_ms = 1000 * (time.perf_counter() - heard.started)
                     yield output
+            if heard is not None and heard.ticket and heard.answer is None:  # a stop string ended it
+                ticket, heard.ticket = heard.ticket, ""  # asking is a request, too
+                heard.answer = await self.requests.report(ticket)
 
         self._client.generate = heard_generate
 

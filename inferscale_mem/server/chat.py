@@ -55,13 +55,14 @@ class ChatRequests:
         plan = await asyncio.to_thread(self._plan, request, asked)
         await self._make_header(plan)
         tokens = plan.token_ids if plan.facts else []
-        params = wire.sign(wire.inject_params(plan), tokens, self._engine.key) if plan.facts else {}
+        ticket = wire.new_ticket() if plan.facts else ""
+        params = wire.sign(wire.inject_params(plan, ticket), tokens, self._engine.key) if plan.facts else {}
         if plan.facts:
             request["kv_transfer_params"] = {"prompt_token_ids": tokens, **params}
         new = json.dumps(request).encode("ascii")
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(new)).encode())]}
-        with overhear() as heard:
+        with overhear(ticket) as heard:
             reported = ReportedAnswer(send, plan, lambda: self._report(plan, params, heard))
             try:
                 await app(scope, replay(new, receive), reported.send)

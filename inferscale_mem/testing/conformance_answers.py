@@ -70,6 +70,22 @@ class AnswerConformance:
         assert answer.finish_reason == "stop"
         assert answer.text == whole[: whole.index(stop)]
 
+    def test_an_answer_that_a_stop_string_ended_has_its_report(self, engine: Engine) -> None:
+        scene = Scene(engine)
+        memories = scene.memories(2)
+        scene.encode_all(memories)
+        plan = scene.plan(memories)
+        sampling = replace(GREEDY, max_tokens=24, ignore_eos=True)
+        whole = scene.ask(plan, sampling)
+        stop = whole.text[len(whole.text) // 2 :][:3]
+        before = engine.status().counters
+        answer = scene.ask(plan, replace(sampling, stop=(stop,)))
+        assert answer.finish_reason == "stop"
+        assert (answer.report.facts_injected, answer.report.missed) == (2, ())
+        assert answer.report.tokens_injected == whole.report.tokens_injected
+        told = engine.status().counters
+        assert told["injected"] - before["injected"] == 2, "the answer is counted once"
+
     def test_whole_vocabulary_of_log_probabilities(self, engine: Engine) -> None:
         scene = Scene(engine)
         answer = scene.ask(scene.plan([]), Sampling(max_tokens=1, temperature=0.0, logprobs=-1))

@@ -94,6 +94,22 @@ def test_the_same_as_a_stream(memory: InferScaleMemory, client: OpenAI) -> None:
         assert usage[0].usage.prompt_tokens_details.cached_tokens == report["tokens_injected"]
 
 
+def test_answers_that_a_stop_string_ends_are_reported(memory: InferScaleMemory, client: OpenAI) -> None:
+    tell(memory)
+    messages = prompt(memory, "What is the name of my dog?")
+    whole = create(client, messages).choices[0].message.content
+    stop = whole[len(whole) // 2 :][:4]
+    answer = create(client, messages, stop=[stop])
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model_extra["inferscale"]["facts_injected"] == 3
+    chunks = list(create(client, messages, stop=[stop], n=2, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].model_extra["inferscale"]["facts_injected"] == 3
+    chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=24)
+    hits = memory.search("What is the name of my dog?", filters={"user_id": "alice"}, top_k=3, threshold=0.0)
+    stopped = chat.invoke([HumanMessage("What is the name of my dog?")], memories=hits, stop=["e"])
+    assert stopped.response_metadata["inferscale"]["facts_injected"] == 3
+
+
 def test_a_stream_without_usage_has_no_chunk_more(memory: InferScaleMemory, client: OpenAI) -> None:
     tell(memory)
     chunks = list(create(client, prompt(memory, "What am I allergic to?"), stream=True))

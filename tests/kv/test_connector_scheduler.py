@@ -7,9 +7,9 @@ from typing import Any
 
 from inferscale_mem import wire
 from inferscale_mem.kv.connector.metadata import WorkerReport
-from inferscale_mem.kv.connector.scheduler import SchedulerSide
-from inferscale_mem.kv.directory import DROPPED, Directory
-from inferscale_mem.types import EncodePlan, Scope, Segment, Span
+from inferscale_mem.kv.connector.scheduler import KEPT, SchedulerSide
+from inferscale_mem.kv.directory import ABSENT, DROPPED, Directory
+from inferscale_mem.types import EncodePlan, PromptPlan, Scope, Segment, Span
 
 OWNER = Scope(user_id="ann")
 TOKENS = tuple(range(1, 13))
@@ -60,6 +60,31 @@ def test_a_record_dropped_while_it_is_made_keeps_its_pages_to_the_end() -> None:
     assert answer is not None and answer[wire.KEY]["refused"] == {f"{'a' * 16}.f": DROPPED}
     assert sorted(side.build_step(step(0)).erase) == sorted(first.rows.pages)
     assert side.directory.records == 0
+
+
+def test_the_answer_to_an_aborted_request_can_be_asked_for_once() -> None:
+    side = SchedulerSide(Directory(4, 8, 1), 1, [])
+    plan = PromptPlan((Segment("fact", TOKENS, "r", handle("a")),), OWNER, "store")
+    wanted = {"tokens_injected": 0, "facts_injected": 0, "missed": [[handle("a"), ABSENT]]}
+
+    def ask(ticket: str) -> Any:
+        asking = request("q", (0,), wire.report_params(ticket))
+        side.on_new_request(asking)
+        answer = side.request_finished(asking)
+        assert answer is not None
+        return {name: value for name, value in answer[wire.KEY].items() if name not in ("v", "op")}
+
+    aborted = request("a", TOKENS, wire.inject_params(plan, "one"))
+    side.on_new_request(aborted)
+    assert ask("one") == wanted, "the abort may come later than the question"
+    side.request_finished(aborted)
+    assert "error" in ask("two") and ask("one") == wanted
+    assert "error" in ask("one")
+    for number in range(KEPT + 1):
+        more = request("a", TOKENS, wire.inject_params(plan, f"n{number}"))
+        side.on_new_request(more)
+        side.request_finished(more)
+    assert "error" in ask("n0") and ask("n1") == wanted
 
 
 def test_a_record_that_was_made_can_be_evicted_afterwards() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+
+KEPT = 256
+"""Answers kept for requests that were aborted."""
 
 
 @dataclass
@@ -77,6 +81,7 @@ class SchedulerSide:
         self._world_size = world_size
         self._unsupported = tuple(unsupported)
         self._jobs: dict[str, Job] = {}
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._loads: list[Load] = []
         self._reported: dict[int, int] = {}
         self._deviations: dict[str, float] = {}
@@ -109,7 +114,7 @@ class SchedulerSide:
         return Job(order, error=self._cannot(request, order))
 
     def _cannot(self, request: Request, order: wire.Order) -> str | None:
-        if order.op in ("drop", "status"):
+        if order.op in ("drop", "status", "report"):
             return None
         if self._unsupported:
             return "; ".join(self._unsupported)
@@ -244,19 +249,24 @@ class SchedulerSide:
                 self.directory.abandon(making.record.generation)
                 job.refused[making.record.name] = "the request ended before the record was complete"
         self.directory.unpin([making.record for making in job.making])
-        return {wire.KEY: {"v": wire.VERSION, "op": job.order.op, **self._answer(job)}}
+        answer = self._answer(job)
+        if job.order.op != "report":
+            self.directory.counters["tokens_injected"] += answer.get("tokens_injected", 0)
+            self.directory.counters["injected"] += answer.get("facts_injected", 0)
+            self._keep(job.order.ticket, answer)
+        return {wire.KEY: {"v": wire.VERSION, "op": job.order.op, **answer}}
 
     def _answer(self, job: Job) -> dict[str, Any]:
         if job.error is not None:
             return {"error": job.error}
         if job.order.op == "status":
             return self._status()
+        if job.order.op == "report":
+            return self._report(job.order.ticket)
         if job.order.op == "drop":
             return {}
         facts, missed = _facts_injected(job)
-        self.directory.counters["tokens_injected"] += job.injected
         if job.order.op == "inject":
-            self.directory.counters["injected"] += facts
             return {"tokens_injected": job.injected, "facts_injected": facts, "missed": wire.missed_to_wire(missed)}
         return {
             "tokens_injected": job.injected,
@@ -264,6 +274,20 @@ class SchedulerSide:
             "refused": job.refused,
             "based_on": [record.name for record in job.match.records] if job.injected else [],
         }
+
+    def _keep(self, ticket: str, answer: dict[str, Any]) -> None:
+        """For ``report``: vLLM finds stop strings outside of its core, then aborts; nobody hears the answer to that."""
+        if ticket:
+            self._kept[ticket] = answer
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    def _report(self, ticket: str) -> dict[str, Any]:
+        """The answer to another request. The abort may still be on its way: then from what has happened so far."""
+        running = (job for job in self._jobs.values() if job.order.ticket == ticket and job.order.op == "inject")
+        if (job := next(running, None)) is not None:
+            return self._answer(job)
+        return self._kept.pop(ticket, {"error": "nothing is known of this request any more"})
 
     def _status(self) -> dict[str, Any]:
         return {
