@@ -102,7 +102,9 @@ def test_answers_that_a_stop_string_ends_are_reported(memory: InferScaleMemory, 
     answer = create(client, messages, stop=[stop])
     assert answer.choices[0].finish_reason == "stop"
     assert answer.model_extra["inferscale"]["facts_injected"] == 3
-    chunks = list(create(client, messages, stop=[stop], n=2, stream=True, stream_options={"include_usage": True}))
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(create(client, messages, stop=["e"], n=2, temperature=0.5, **options))
+    assert {c.choices[0].finish_reason for c in chunks if c.choices} == {None, "stop"}
     assert chunks[-1].model_extra["inferscale"]["facts_injected"] == 3
     chat = ChatInferScale(memory=memory, temperature=0.0, max_tokens=24)
     hits = memory.search("What is the name of my dog?", filters={"user_id": "alice"}, top_k=3, threshold=0.0)
