@@ -187,6 +187,8 @@ class InferScaleConfig:
         _check_kind("engine", self.engine, EngineConfig, "an EngineConfig or a mapping of its settings")
         _check_kind("encoding", self.encoding, EncodingConfig, "an EncodingConfig or a mapping of its settings")
         _check_kind("handles", self.handles, HandlesConfig, "a HandlesConfig or a mapping of its settings")
+        if not str(self.home).strip():
+            raise ConfigError("home is empty; name a folder, or leave it out to take the default.")
         object.__setattr__(self, "home", Path(self.home).expanduser())
         if self.handle_key is not None:
             parse_handle_key(self.handle_key)

@@ -80,7 +80,7 @@ class Adapter:
             self._adopt(settings, engine)
         except Exception as error:
             self._release()
-            named = opening.explained(error, config)
+            named = opening.explained(error, config, settings.home)
             if named is not None:
                 raise named from error
             raise

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +69,21 @@ def make_folder(path: Path, what: str) -> None:
         ) from error
 
 
-def explained(error: Exception, config: Any) -> InferScaleError | None:
+def explained(error: Exception, config: Any, home: Path) -> InferScaleError | None:
     """The named error behind one that came up while a memory was opened; None for any other."""
+    if isinstance(error, InferScaleError):
+        return None
     if isinstance(error, RuntimeError) and (named := locked(error, config)):
         return named
-    if isinstance(error, sqlite3.Error):
-        return StoreError(
-            f"The history in {config.history_db_path} cannot be opened ({error}). Set history_db_path to a file that "
-            "can be written, or move that one out of the way."
-        )
     place = config.vector_store.config
+    if isinstance(error, sqlite3.Error):
+        return _of_sqlite(error, config, home)
+    if isinstance(error, ValueError | LookupError | TypeError | AttributeError) and (damaged := _damaged_list(place)):
+        return StoreError(
+            f"{damaged} cannot be read ({error}): it lists Qdrant's collections, and is damaged. The facts are in the "
+            "folder collection beside it. Restore it from a backup, or take the one that a new memory with the same "
+            "embedder makes in another home; to begin without any facts, move the whole folder out of the way."
+        )
     if isinstance(error, ApiException):
         where = getattr(place, "url", None) or f"{getattr(place, 'host', None)}:{getattr(place, 'port', None)}"
         return StoreError(
@@ -88,6 +96,70 @@ def explained(error: Exception, config: Any) -> InferScaleError | None:
             "home (INFERSCALE_HOME)."
         )
     return None
+
+
+def _of_sqlite(error: sqlite3.Error, config: Any, home: Path) -> StoreError:
+    """SQLite does not say which file it means: the first that it cannot read, or write."""
+    files = list(_sqlite_files(config, home))
+    for usable in (_unreadable, _unwritable):
+        for path, what, advice in files:
+            if why := usable(path):
+                return StoreError(f"The {what} in {path} cannot be opened ({why}). {advice}")
+    listed = ", ".join(str(path) for path, _, _ in files)
+    return StoreError(
+        f"SQLite cannot use a file of this memory ({error}). See to it that there is room, and that these can be "
+        f"written: {listed}."
+    )
+
+
+def _sqlite_files(config: Any, home: Path) -> Iterator[tuple[Path, str, str]]:
+    """(file, what is in it, what to do if it cannot be used)."""
+    if config.history_db_path != ":memory:":
+        advice = "Set history_db_path to a file that can be written, or move that one out of the way."
+        yield Path(config.history_db_path), "history", advice
+    move = "Restore it from a backup, or move it out of the way: a new one is made, and no fact is in it."
+    for path in sorted(home.glob("turns-*.db")):
+        yield path, "latest turns of conversations", move
+    for path in sorted(home.glob("owed-*.db")):
+        yield path, "list of records that a server still has to drop", move
+    if folder := getattr(config.vector_store.config, "path", None):
+        advice = (
+            "Restore it from a backup, or have the sqlite3 program save what it can (.recover). To begin without any "
+            f"facts, move the folder {folder} out of the way."
+        )
+        for path in sorted(Path(folder).glob("collection/*/storage.sqlite")):
+            yield path, "Qdrant collection", advice
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why SQLite cannot read this file; None if it can, or if there is none."""
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            (said,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return str(error)
+    return None if said == "ok" else f"it is damaged: {said}"
+
+
+def _unwritable(path: Path) -> str | None:
+    if not os.access(path.parent, os.W_OK):  # SQLite makes files beside it
+        return f"its folder {path.parent} cannot be written"
+    return "it cannot be written" if path.exists() and not os.access(path, os.W_OK) else None
+
+
+def _damaged_list(place: Any) -> Path | None:
+    """The file in which embedded Qdrant lists its collections, if it is damaged."""
+    path = Path(str(getattr(place, "path", None) or "")) / "meta.json"
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    except ValueError:
+        return path
+    whole = isinstance(listed, dict) and isinstance(listed.get("collections"), dict) and "aliases" in listed
+    return None if whole else path
 
 
 def _check_keys(prefix: str, given: Mapping[Any, Any], taken: Iterable[str], listed: Iterable[str]) -> None:

@@ -200,6 +200,8 @@ def test_two_collections_do_not_share_handles(engine: FakeEngine, home: Path) ->
         ({"handles": {"expire_after_s": True}}, ConfigError, "expire_after_s=True"),
         ({"handles": {"expire_after_s": "1h"}}, ConfigError, "expire_after_s='1h'"),
         ({"handles": {"expire_after_s": 1 << 40}}, ConfigError, "100 years"),
+        ({"home": ""}, ConfigError, "home is empty"),
+        ({"home": " "}, ConfigError, "home is empty"),
         ({"embedder": "/no/such/embedder"}, ModelError, "/no/such/embedder"),
     ],
 )
@@ -303,6 +305,58 @@ def test_places_that_cannot_be_used(
     assert caught.value.__cause__ is not None or "FOLDER" in given.values()
     with InferScaleMemory(engine=engine) as memory:  # nothing is left locked
         assert add_and_find(memory) == "I live in Lyon."
+
+
+@pytest.mark.parametrize(
+    "file, match",
+    [
+        ("history.db", "The history in FILE cannot be opened .*move that one out of the way"),
+        ("turns-qdrant-mem0.db", "The latest turns of conversations in FILE cannot be opened .*no fact is in it"),
+        ("qdrant/collection/mem0/storage.sqlite", "The Qdrant collection in FILE cannot be opened .*backup"),
+        ("qdrant/meta.json", "FILE cannot be read .*lists Qdrant's collections"),
+    ],
+)
+@pytest.mark.parametrize("damage", [b"", b"This is not it. " * 500, b"\xff\xfe\x80" * 500])
+def test_a_damaged_file_is_named(engine: FakeEngine, home: Path, file: str, match: str, damage: bytes) -> None:
+    with InferScaleMemory(engine=engine) as memory:
+        assert add_and_find(memory) == "I live in Lyon."
+    path = home / "inferscale" / file
+    whole = path.read_bytes()
+    path.write_bytes(damage)
+    if not damage and path.suffix != ".json":
+        InferScaleMemory(engine=engine).close()  # an empty file is an empty database
+        return
+    with pytest.raises(StoreError, match=match.replace("FILE", re.escape(str(path)))):
+        InferScaleMemory(engine=engine)
+    path.write_bytes(whole)
+    with InferScaleMemory(engine=engine) as memory:
+        assert len(memory.get_all(filters=ALICE)["results"]) == 1
+
+
+def test_a_damaged_page_is_found(engine: FakeEngine, home: Path) -> None:
+    with InferScaleMemory(engine=engine) as memory:
+        add_and_find(memory)
+    path = home / "inferscale" / "qdrant" / "collection" / "mem0" / "storage.sqlite"
+    whole = bytearray(path.read_bytes())
+    whole[4096:] = b"\xff" * (len(whole) - 4096)
+    path.write_bytes(whole)
+    with pytest.raises(StoreError, match=f"{re.escape(str(path))} cannot be opened"):
+        InferScaleMemory(engine=engine)
+
+
+def test_the_list_of_collections_can_be_had_from_another_home(engine: FakeEngine, home: Path, tmp_path: Path) -> None:
+    """As the error says."""
+    with InferScaleMemory(engine=engine) as memory:
+        add_and_find(memory)
+    listed = home / "inferscale" / "qdrant" / "meta.json"
+    listed.write_text("{}")
+    with pytest.raises(StoreError, match="another home"):
+        InferScaleMemory(engine=engine)
+    with InferScaleMemory(inferscale={"home": tmp_path}, engine=engine) as other:
+        add_and_find(other)
+    listed.write_bytes((tmp_path / "qdrant" / "meta.json").read_bytes())
+    with InferScaleMemory(engine=engine) as memory:
+        assert len(memory.get_all(filters=ALICE)["results"]) == 1
 
 
 # Dimensions (case M7).
