@@ -17,6 +17,7 @@ from mem0.configs.base import MemoryConfig
 from mem0.llms.base import LLMBase
 from mem0.memory.storage import SQLiteManager
 from mem0.vector_stores.base import VectorStoreBase
+from mem0.vector_stores.qdrant import Qdrant
 
 from inferscale_mem.adapters.mem0 import defaults, forking, inputs, opening
 from inferscale_mem.adapters.mem0.core import Core, Entry
@@ -216,6 +217,11 @@ class Adapter:
     def _open_core(self, *, alone: bool = False) -> Entry:
         """Around each public operation: the core, if this memory has one; StoreError after ``close``."""
         return Entry(self._core, alone=alone)
+
+    def _row_id(self, memory_id: str) -> Any:
+        """The id as the row has it; InputError if it is none."""
+        plain = self._core is None
+        return memory_id if plain else inputs.row_id(memory_id, uuids=isinstance(self._raw_store, Qdrant))
 
     def _close(self) -> None:
         if self._core is None:

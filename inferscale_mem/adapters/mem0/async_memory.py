@@ -123,7 +123,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     async def get(self, memory_id: str) -> dict[str, Any] | None:
         """As Mem0's."""
         async with self._open_core():
-            item: dict[str, Any] | None = await super().get(memory_id)
+            item: dict[str, Any] | None = await super().get(self._row_id(memory_id))
             return item
 
     async def get_all(
@@ -152,6 +152,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     ) -> dict[str, Any]:
         """As Mem0's: a new revision, with a new handle; the old handle is worth nothing from then on."""
         async with self._open_core() as core:
+            memory_id = self._row_id(memory_id)
             if core is not None:
                 text, data, metadata = await asyncio.to_thread(core.prepare_update, text, data, metadata)
             result: dict[str, Any] = await super().update(memory_id, text, metadata, expiration_date, data)
@@ -160,7 +161,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     async def delete(self, memory_id: str) -> dict[str, Any]:
         """As Mem0's; the fact's record goes with it."""
         async with self._open_core():
-            result: dict[str, Any] = await super().delete(memory_id)
+            result: dict[str, Any] = await super().delete(self._row_id(memory_id))
             return result
 
     async def delete_all(
@@ -181,7 +182,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
     async def history(self, memory_id: str) -> list[dict[str, Any]]:
         """As Mem0's."""
         async with self._open_core():
-            changes: list[dict[str, Any]] = await super().history(memory_id)
+            changes: list[dict[str, Any]] = await super().history(self._row_id(memory_id))
             return changes
 
     async def reset(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -38,6 +40,24 @@ def owner_scope(owners: Mapping[str, Any] | None, where: str) -> Scope:
             raise ScopeError(f"{name}={value!r} has spaces inside; give an id without spaces.")
         check_unicode(value, name)
     return scope
+
+
+def row_id(memory_id: object, *, uuids: bool) -> Any:
+    """The id of a fact as its row, its history and its handle have it.
+
+    Args:
+        memory_id: as the caller has it.
+        uuids: whether the store takes other spellings of a UUID for the same row, as Qdrant does.
+
+    Raises:
+        InputError: it is none.
+    """
+    if isinstance(memory_id, bool) or not isinstance(memory_id, str | int | UUID) or not str(memory_id).strip():
+        raise InputError(f"memory_id={memory_id!r} is no id; give the 'id' of a memory that search or get_all lists.")
+    if uuids and isinstance(memory_id, str):
+        with contextlib.suppress(ValueError):
+            return str(UUID(memory_id))
+    return str(memory_id) if isinstance(memory_id, UUID) else memory_id
 
 
 def check_unicode(text: str, what: str) -> None:

@@ -124,7 +124,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
     def get(self, memory_id: str) -> dict[str, Any] | None:
         """As Mem0's."""
         with self._open_core():
-            item: dict[str, Any] | None = super().get(memory_id)
+            item: dict[str, Any] | None = super().get(self._row_id(memory_id))
             return item
 
     def get_all(
@@ -159,6 +159,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
             FactError, InputError: what was given cannot be stored; nothing was changed.
         """
         with self._open_core() as core:
+            memory_id = self._row_id(memory_id)
             if core is not None:
                 text, data, metadata = core.prepare_update(text, data, metadata)
             result: dict[str, Any] = super().update(memory_id, text, metadata, expiration_date, data)
@@ -167,7 +168,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
     def delete(self, memory_id: str) -> dict[str, Any]:
         """As Mem0's; the fact's record goes with it."""
         with self._open_core():
-            result: dict[str, Any] = super().delete(memory_id)
+            result: dict[str, Any] = super().delete(self._row_id(memory_id))
             return result
 
     def delete_all(
@@ -192,7 +193,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
     def history(self, memory_id: str) -> list[dict[str, Any]]:
         """As Mem0's."""
         with self._open_core():
-            changes: list[dict[str, Any]] = super().history(memory_id)
+            changes: list[dict[str, Any]] = super().history(self._row_id(memory_id))
             return changes
 
     def reset(self) -> None:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from mem0.exceptions import ValidationError as Mem0ValidationError
+from mem0_helpers import texts
 
 from inferscale_mem import InferScaleError, InferScaleMemory
 from inferscale_mem.adapters.langchain.options import read_scope
@@ -143,6 +144,28 @@ def test_updates_of_nothing_and_of_nobody(memory: InferScaleMemory) -> None:
         memory.update("00000000-0000-0000-0000-000000000000")
     with pytest.raises(ValueError, match="not found"):
         memory.delete("00000000-0000-0000-0000-000000000000")
+
+
+@pytest.mark.parametrize("nobody", [None, "", " ", True, ["x"]])
+def test_ids_that_are_none(memory: InferScaleMemory, nobody: Any) -> None:
+    calls = [memory.get, memory.delete, memory.history, lambda row: memory.update(row, "I live in Oslo.")]
+    for call in calls:
+        with pytest.raises(InputError, match="is no id; give the 'id' of a memory"):
+            call(nobody)
+
+
+@pytest.mark.parametrize("spell", [str.upper, lambda row: row.replace("-", ""), UUID])
+def test_other_spellings_of_an_id(memory: InferScaleMemory, spell: Any) -> None:
+    """Qdrant knows them; history, and what handles stand for, must not end up under another id."""
+    row = memory.add("I live in Lyon.", infer=False, **ALICE)["results"][0]["id"]
+    memory.update(spell(row), "I live in Oslo.")
+    assert memory.get(spell(row))["memory"] == "I live in Oslo."
+    (handle,) = texts(memory.search("where", filters=ALICE, threshold=0.0))
+    assert memory.resolve(handle) == "I live in Oslo."
+    memory.delete(spell(row))
+    assert [line["event"] for line in memory.history(row)] == ["ADD", "UPDATE", "DELETE"]
+    assert memory.history(spell(row)) == memory.history(row)
+    assert memory.resolve(handle) == handle and memory.service.index.facts() == []
 
 
 def test_emoji_and_other_scripts_are_text(memory: InferScaleMemory) -> None:
