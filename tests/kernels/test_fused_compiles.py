@@ -19,7 +19,7 @@ POINTERS = {
     "keys": "bf16", "key_scales": "bf16", "key_zeros": "bf16", "values": "bf16", "value_scales": "bf16",
     "value_zeros": "bf16",
 }  # fmt: skip
-NUMBERS = ("num_tokens", "num_layers", "null_block")
+NUMBERS = ("num_tokens", "num_layers", "null_block", "count")
 MODEL = {
     "NUM_ROWS": 65536, "HEADS": 8, "SIZE": 128, "PADDED": 128, "KEY_BITS": 0, "KEY_SHARED": 1, "KEY_CHANNELS": 128,
     "VALUE_BITS": 0, "VALUE_SHARED": 1, "VALUE_CHANNELS": 128, "BLOCK_SIZE": 16, "BLOCK_STRIDE": 32768,
@@ -88,3 +88,11 @@ def test_extract_moves_16_bytes_at_a_time(codes: str | None, changes: dict[str, 
     found = accesses(_kernel, 90, {**pointers_to(codes), "angles": "fp32"}, numbers)
     assert found["ld v4.b32"] and found["ld b8"] == found["ld b16"] == found["st b8"] == 0, found
     assert codes is not None or [access for access in found if access.startswith("st")] == ["st v4.b32"], found
+
+
+def test_topk_reads_16_bytes_at_a_time() -> None:
+    from inferscale_mem.kernels.topk.fused import _score
+
+    pointers = {"embeddings": "fp32", "scopes": "i32", "queries": "fp32", "wanted": "i32", "keys": "i64"}
+    found = accesses(_score, 90, pointers, {"SIZE": 384, "BLOCK": 128, "KEPT": 16, "COLUMNS": 64})
+    assert found["ld v4.b32"] >= 16, found
