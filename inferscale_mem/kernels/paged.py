@@ -80,3 +80,8 @@ class Step:
             numbers = numbers.pin_memory()
         self.numbers = numbers.to(device, non_blocking=True)
         self.num_tokens = len(rows)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[T] int64, in the prompt, on the device."""
+        return self.numbers[self.num_tokens : 2 * self.num_tokens].long()

@@ -78,7 +78,7 @@ def _score(  # type: ignore[no-untyped-def]
         asked = tl.load(queries + query.to(tl.int64) * SIZE + column, mask=inside, other=0.0).to(tl.float32)
         mask = found[:, None] & inside[None, :]
         products += tl.load(embeddings + at + column[None, :], mask=mask, other=0.0).to(tl.float32) * asked[None, :]
-    bits = (tl.sum(products, 1) + 0.0).to(tl.int32, bitcast=True)  # + 0.0: zero has one sign
+    bits = tl.sum(products, 1).to(tl.int32, bitcast=True)  # no -0.0: sums begin with 0.0
     order = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
     key = tl.where(found, (order << 32) | (0xFFFFFFFF - row.to(tl.int64)), _NOTHING)
     place = (query.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * KEPT + tl.arange(0, KEPT)

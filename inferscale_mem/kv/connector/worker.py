@@ -10,20 +10,21 @@ import torch
 
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, StepMetadata, WorkerReport
+from inferscale_mem.kv.connector.reading import Reader, make_readers
 from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import Writer, make_writers
-from inferscale_mem.kv.rope import unrotate
 from inferscale_mem.kv.rope_probe import deviation
 from inferscale_mem.kv.slab import Slab, token_rows
 
 
 @dataclass(frozen=True)
 class Family:
-    """Layers of one shape, the slab they share, and what writes its rows to their caches."""
+    """Layers of one shape, the slab they share, and what moves its rows to and from their caches."""
 
     layers: tuple[CachedLayer, ...]
     slab: Slab
     writers: tuple[Writer, ...]
+    readers: tuple[Reader, ...]
 
 
 class WorkerSide:
@@ -67,17 +68,13 @@ class WorkerSide:
         return report if report.done else None
 
     def _capture(self, family: Family, capture: Capture) -> None:
-        device = family.slab.keys.device
         tokens = StepTokens([((capture.rows,), capture.block_table)])
-        for index, layer in enumerate(family.layers):
-            rows, positions, slots = tokens.slots(layer.group, layer.block_size, device)
-            keys, values = layer.read(slots)
-            if layer.rope is not None:
-                keys = unrotate(keys, positions, layer.rope)
-            family.slab.write(index, rows, keys, values)
-            if capture.probe and capture.final:
-                length = capture.rows.offset + capture.rows.count
-                whole = torch.from_numpy(token_rows(capture.rows.pages, 0, length)).to(device)
+        for reader in family.readers:
+            reader.read(tokens)
+        if capture.probe and capture.final:
+            length = capture.rows.offset + capture.rows.count
+            whole = torch.from_numpy(token_rows(capture.rows.pages, 0, length)).to(family.slab.keys.device)
+            for index, layer in enumerate(family.layers):
                 self._report.deviations[layer.name] = deviation(family.slab.keys[index, whole], layer.rope)
 
 
@@ -93,4 +90,4 @@ def _family(layers: list[CachedLayer], num_pages: int) -> Family:
     cache = first.module.kv_cache
     shape = (first.num_kv_heads, first.head_size)
     slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device)
-    return Family(tuple(layers), slab, tuple(make_writers(layers, slab)))
+    return Family(tuple(layers), slab, tuple(make_writers(layers, slab)), tuple(make_readers(layers, slab)))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from vllm import _custom_ops as ops
 
 from inferscale_mem.kernels.inject.layout import find_layout
-from inferscale_mem.kernels.paged import PagedCaches, Step
+from inferscale_mem.kernels.paged import Step
 from inferscale_mem.kv.connector.layers import CachedLayer
+from inferscale_mem.kv.connector.paging import alike, paged_caches, tune
 from inferscale_mem.kv.connector.tokens import NULL_BLOCK, StepTokens
 from inferscale_mem.kv.rope import RopeTable, rotate
 from inferscale_mem.kv.slab import Scratch, Slab
@@ -21,9 +19,6 @@ from inferscale_mem.kv.slab import Scratch, Slab
 if TYPE_CHECKING:
     from inferscale_mem.kernels.inject.cpu import Injector
     from inferscale_mem.kernels.inject.fused import Injector as FusedInjector
-
-_TUNED_BY = 1024
-"""Tokens with which a kernel is tuned: some fifty facts."""
 
 
 class Writer(Protocol):
@@ -43,12 +38,9 @@ def make_writers(layers: Sequence[CachedLayer], slab: Slab) -> list[Writer]:
         layers: in the slab's order.
         slab: theirs.
     """
-    alike: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for index, layer in enumerate(layers):
-        alike[layer.group, id(layer.rope), id(layer.packing)].append(index)
     scratch = Scratch(slab.keys.shape[2], slab.keys.shape[3], slab.keys.dtype, slab.keys.device)
     writers = []
-    for indices in alike.values():
+    for indices in alike(layers):
         some = [layers[index] for index in indices]
         kernel = _one_pass if slab.keys.device.type == "cpu" else make_fused
         writers.append(kernel(indices, some, slab) or BackendWriter(indices, some, slab, scratch))
@@ -98,13 +90,13 @@ class FusedWriter:
 
     def __init__(self, layer: CachedLayer, injector: FusedInjector, device: torch.device) -> None:
         self.group, self.block_size = layer.group, layer.block_size
-        self.device, self._inject = device, injector
+        self._device, self._inject = device, injector
         self._neox = layer.rope is None or layer.rope.is_neox_style
         self._angles = torch.empty(1, 0, device=device) if layer.rope is None else layer.rope.cos_sin_cache
 
     def write(self, tokens: StepTokens) -> None:
         """See Writer."""
-        self.write_step(tokens.step(self.group, self.device))
+        self.write_step(tokens.step(self.group, self._device))
 
     def write_step(self, step: Step) -> None:
         """Write rows to slots; ``step`` is on the device."""
@@ -112,38 +104,25 @@ class FusedWriter:
 
 
 def make_fused(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> FusedWriter | None:
-    """A writer for layers that share rope and packing; tunes its kernel, which takes some seconds the first time.
+    """A writer for layers that are alike; tunes its kernel, which takes some seconds the first time. See ``tune``.
 
     Args:
         indices: of the layers within the slab.
-        layers: theirs; nothing is in their caches yet, nor in the slab: some of it is overwritten with zeros.
+        layers: theirs; nothing is in their caches yet, nor in the slab.
         slab: theirs.
 
     Returns:
         None: no Triton, or a cache that is not packed as its shape says; the backend's own write can do it.
     """
-    views = [layer.packing.views(layer.module.kv_cache) for layer in layers]
-    caches = [view for view in views if view is not None]
-    alike = len({(keys.shape, keys.stride(), keys.dtype) for keys, _ in caches}) == 1
-    if len(caches) < len(views) or not alike or find_spec("triton") is None:
+    caches = paged_caches(layers)
+    if caches is None:
         return None
     from inferscale_mem.kernels.inject.fused import Injector as FusedInjector  # only now: a CPU needs no Triton
 
-    device = slab.keys.device
-    paged = PagedCaches([keys for keys, _ in caches], [values for _, values in caches])
-    writer = FusedWriter(layers[0], FusedInjector(slab.keys, slab.values, indices, paged), device)
-    _tune(writer, layers[0], slab, num_blocks=len(caches[0][0]))
+    injector = FusedInjector(slab.keys, slab.values, indices, caches)
+    writer = FusedWriter(layers[0], injector, slab.keys.device)
+    tune(writer.write_step, layers[0], slab)
     return writer
-
-
-def _tune(writer: FusedWriter, layer: CachedLayer, slab: Slab, num_blocks: int) -> None:
-    """Have the kernel compiled and tuned before the first request, by writing zeros where nothing is yet."""
-    positions = _TUNED_BY if layer.rope is None else min(_TUNED_BY, layer.rope.max_positions)
-    count = min(positions, slab.keys.shape[1], (num_blocks - 1) * layer.block_size)
-    for tensor in (slab.keys, slab.values):
-        tensor[:, :count].zero_()
-    rows, blocks = np.arange(count), np.arange(1, num_blocks)  # block 0 is vLLM's null block
-    writer.write_step(Step(rows, rows, np.zeros_like(rows), blocks[: -(-count // layer.block_size)], writer.device))
 
 
 def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> Writer | None:

@@ -1,4 +1,5 @@
-"""The connector's GPU writer leaves the same bits in a GPU backend's cache as that backend's own write."""
+"""The connector's GPU writer leaves the same bits in a GPU backend's cache as that backend's own write; its GPU reader
+keeps what the one for any packing keeps."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ pytest.importorskip("vllm", reason="the connector needs vLLM")
 
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Rows
+from inferscale_mem.kv.connector.reading import PackingReader, make_fused_reader
 from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import make_fused
 from inferscale_mem.kv.packing import Packing, learn_packing
@@ -78,6 +80,28 @@ def test_writes_what_the_backend_writes(order: str, roped: bool) -> None:
     for layer, found in zip(layers, got, strict=True):
         torch.testing.assert_close(found, layer.module.kv_cache, rtol=0, atol=0, equal_nan=True)
     assert all(got[index].nan_to_num().count_nonzero() for index in chosen)
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("roped", [True, False])
+def test_keeps_what_any_packing_keeps(order: str, roped: bool) -> None:
+    layers = layers_of(order, a_rope() if roped else None)
+    slabs = [Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE) for _ in range(2)]
+    chosen = [2, 0]
+    some = [layers[n] for n in chosen]
+    fused = make_fused_reader(chosen, some, slabs[0])
+    assert fused is not None
+    generator = torch.Generator().manual_seed(0)
+    for layer in layers:
+        layer.module.kv_cache.copy_(torch.randn(layer.module.kv_cache.shape, generator=generator))
+    tokens = StepTokens([((Rows((5, 1, 2, 4), 3, 27, 2),), ([4, 6],))])
+    for slab, reader in zip(slabs, (fused, PackingReader(chosen, some, slabs[1])), strict=True):
+        for tensor in (slab.keys, slab.values):
+            tensor.fill_(float("nan"))
+        reader.read(tokens)
+    for got, wanted in ((slabs[0].keys, slabs[1].keys), (slabs[0].values, slabs[1].values)):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+        assert int((~wanted.isnan()).sum()) == len(chosen) * 27 * HEADS * SIZE
 
 
 def test_a_cache_that_is_packed_otherwise_goes_through_the_backend() -> None:
