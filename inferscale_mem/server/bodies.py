@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inferscale_mem.chat_template import SYSTEM_ROLES
@@ -43,8 +43,26 @@ def asked_handles(request: Mapping[str, Any], asked: Any) -> list[str]:
 
 
 def handles_anywhere(body: bytes) -> list[str]:
-    """What has the form of a handle in a body, whatever it is, each once."""
-    return list(dict.fromkeys(one.handle for one in find(body.decode("utf-8", "replace"))))
+    """What has the form of a handle in a body, whatever it is, each once; orders aside, which the engine checks."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = body.decode("utf-8", "replace")
+    if isinstance(said, dict):
+        said.pop("kv_transfer_params", None)
+    return list(dict.fromkeys(one.handle for text in _strings(said) for one in find(text)))
+
+
+def _strings(said: Any) -> Iterator[str]:
+    left = [said]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += [*reversed(value.values()), *value]
+        elif isinstance(value, list):
+            left += reversed(value)
 
 
 def asked_scope(asked: Any) -> Scope | None:

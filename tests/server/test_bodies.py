@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -73,3 +74,10 @@ def test_arguments_of_tool_calls_become_objects() -> None:
 def test_handles_anywhere_in_a_body(body: bytes) -> None:
     assert bodies.handles_anywhere(body)[0] == A and len(bodies.handles_anywhere(body)) <= 2
     assert bodies.handles_anywhere(b'{"prompt": "ism1. of a kind"}') == []
+
+
+def test_handles_are_looked_for_in_what_json_says_not_in_how() -> None:
+    body = json.dumps({"input": [{"content": f"Memories:\n{A}"}], "b": B}).replace("ism1", "\\u0069sm1")
+    assert bodies.handles_anywhere(body.encode()) == [A, B]
+    order = {"prompt": "Hello.", "kv_transfer_params": {"inferscale": {"op": "drop", "handles": [A]}}}
+    assert bodies.handles_anywhere(json.dumps(order).encode()) == []
