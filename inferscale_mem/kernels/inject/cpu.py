@@ -2,8 +2,8 @@
 
 A run of tokens that share a block is rotated into a small tile that stays in the processor's first-level cache, and
 from there written in the order in which the backend packs a block. What is read is asked for some rows ahead, and whole
-cache lines are written past the cache, which otherwise would first read what is about to be overwritten: the two
-together halve the time. Compiled by numba when first called.
+cache lines are written past the cache, which otherwise would first read what is about to be overwritten (what each
+step gains: docs/decisions/0019). Compiled by numba when imported.
 """
 
 from __future__ import annotations

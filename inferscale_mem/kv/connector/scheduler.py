@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT = 256
-"""Answers kept for requests that were aborted."""
+"""Answers kept, the latest, for whoever did not hear them; see ``_keep``."""
 
 
 @dataclass
