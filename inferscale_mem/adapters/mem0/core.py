@@ -188,7 +188,9 @@ class Core:
                 # reach still knows their handles.
                 logger.warning("The records of %d facts are dropped when the engine is back: %s", len(gone), error)
         if new:
-            service.add(new)
+            service.announce(new)
+            # Encoding takes the processors from the caller, who still has a line of history to write.
+            self.gate.afterwards(lambda: service.recorder.add(new))
 
     def _record_keeper(self) -> MemoryService | None:
         """The service, if records may be somewhere: with an engine of this process not before it is open.

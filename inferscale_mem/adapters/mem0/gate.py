@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from inferscale_mem.errors import StoreError
@@ -27,6 +27,8 @@ class Visit:
         self.turn: Future[None] = Future()
         """Done when it may come in."""
         self.over = False
+        self.afterwards: list[Callable[[], None]] = []
+        """What is to be done when it has left."""
 
 
 _current: contextvars.ContextVar[Visit | None] = contextvars.ContextVar("inferscale-mem0-visit", default=None)
@@ -75,12 +77,23 @@ class Gate:
         return visit
 
     def leave(self, visit: Visit) -> None:
-        """The operation is over."""
+        """The operation is over; what was put off until then is done now."""
         with self._changed:
             visit.over = True
             self._inside.discard(visit)
             self._let_in()
             self._changed.notify_all()
+        for do in visit.afterwards:
+            do()
+
+    def afterwards(self, do: Callable[[], None]) -> None:
+        """Do this when the operation that the caller is a part of is over; now, if there is none."""
+        with self._changed:
+            outermost = [visit for visit in _around() if visit.gate is self][-1:]
+            for visit in outermost:
+                visit.afterwards.append(do)
+        if not outermost:
+            do()
 
     def shut(self) -> None:
         """Nobody comes in from now on; those who wait are refused."""

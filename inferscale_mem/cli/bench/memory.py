@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``bench memory``."""
     parser.add_argument("--facts", type=_counts, default=_counts("1000,20000"), help="facts stored (1000,20000)")
     parser.add_argument("--repeat", type=int, default=21, help="searches measured (21)")
-    parser.add_argument("--repeat-add", type=int, default=11, help="adds of each kind measured (11)")
+    parser.add_argument("--repeat-add", type=int, default=41, help="adds of each kind measured (41)")
     parser.add_argument("--model", help="Hugging Face id or local path of the chat model (default: as configured)")
     parser.add_argument("--json", metavar="FILE", help="write rows, ratios and machine here, and pictures beside it")
 

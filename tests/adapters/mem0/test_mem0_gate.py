@@ -69,6 +69,36 @@ def listed(memory: InferScaleMemory) -> list[str]:
     return ids
 
 
+# What comes after an operation.
+
+
+def test_encoding_begins_when_the_fact_has_its_history(memory: InferScaleMemory) -> None:
+    add_history, pending = memory.db.add_history, []
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        pending.append(memory.service.recorder.pending)
+        add_history(*args, **kwargs)
+
+    memory.db.add_history = watched
+    memory.add("I keep bees", **ALICE, infer=False)
+    assert pending == [0]
+    assert memory.service.wait(30) and memory.service.recorder.counters["encoded"] == 1
+
+
+async def test_the_same_in_the_async_memory(async_memory: AsyncInferScaleMemory) -> None:
+    add_history, pending = async_memory.db.add_history, []
+
+    def watched(*args: Any, **kwargs: Any) -> None:
+        pending.append(async_memory.service.recorder.pending)
+        add_history(*args, **kwargs)
+
+    async_memory.db.add_history = watched
+    await async_memory.add("I keep bees", **ALICE, infer=False)
+    assert pending == [0]
+    assert await asyncio.to_thread(async_memory.service.wait, 30)
+    assert async_memory.service.recorder.counters["encoded"] == 1
+
+
 # The gate.
 
 
@@ -109,6 +139,22 @@ def test_an_operation_inside_another_does_not_wait(threads: ThreadPoolExecutor) 
     with pytest.raises(StoreError, match="closed"):
         other.shut()
         other.enter()
+
+
+def test_what_is_put_off_waits_for_the_whole_operation(threads: ThreadPoolExecutor) -> None:
+    gate, done = Gate(), []
+    gate.afterwards(lambda: done.append("outside"))
+    assert done == ["outside"], "nothing is put off where no operation is under way"
+    outer = gate.enter()
+    inner = gate.enter()
+    gate.afterwards(lambda: done.append("inside"))
+    threads.submit(gate.afterwards, lambda: done.append("elsewhere")).result(10)
+    gate.leave(inner)
+    assert done == ["outside", "elsewhere"]
+    gate.leave(outer)
+    assert done == ["outside", "elsewhere", "inside"]
+    gate.afterwards(lambda: done.append("too late"))  # a task may outlive the operation that began it
+    assert done[-1] == "too late"
 
 
 def test_once_shut_nobody_enters(threads: ThreadPoolExecutor) -> None:
