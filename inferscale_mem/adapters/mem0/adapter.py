@@ -20,7 +20,8 @@ from mem0.vector_stores.base import VectorStoreBase
 from mem0.vector_stores.qdrant import Qdrant
 
 from inferscale_mem.adapters.mem0 import defaults, forking, inputs, opening
-from inferscale_mem.adapters.mem0.core import Core, Entry
+from inferscale_mem.adapters.mem0.core import Core
+from inferscale_mem.adapters.mem0.entry import Entry
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM, Extraction, extracting
 from inferscale_mem.adapters.mem0.history import History, repair
 from inferscale_mem.adapters.mem0.index import VectorIndex

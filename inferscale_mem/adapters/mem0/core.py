@@ -11,7 +11,7 @@ from typing import Any
 
 from inferscale_mem.adapters.mem0 import inputs
 from inferscale_mem.adapters.mem0.facts import fact_of_hit
-from inferscale_mem.adapters.mem0.gate import CLOSED, Gate, Visit
+from inferscale_mem.adapters.mem0.gate import CLOSED, Gate
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.journal import Journal
 from inferscale_mem.adapters.mem0.turns import TurnLog
@@ -301,48 +301,6 @@ class Core:
             return None
         fact = self.index.by_handle_id(handle_id)
         return fact if fact is not None and self.signer.verify(handle, fact.scope) else None
-
-
-class Entry:
-    """One public operation of a memory: ``with`` and ``async with`` give its core.
-
-    Args:
-        core: None of a memory that is plain Mem0.
-        alone: whether nothing else may be under way meanwhile.
-
-    Raises:
-        StoreError: the memory is closed, or is being closed before the operation has come to its end.
-    """
-
-    def __init__(self, core: Core | None, *, alone: bool = False) -> None:
-        self._core = core
-        self._alone = alone
-        self._visit: Visit | None = None
-
-    def __enter__(self) -> Core | None:
-        if self._core is not None:
-            self._core.check_open()
-            self._visit = self._core.gate.enter(alone=self._alone)
-        return self._core
-
-    async def __aenter__(self) -> Core | None:
-        if self._core is not None:
-            self._core.check_open()
-            self._visit = await self._core.gate.enter_async(alone=self._alone)
-        return self._core
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._core is None or self._visit is None:
-            return
-        self._core.gate.leave(self._visit)
-        if self._core.taken_apart and isinstance(error, Exception) and not isinstance(error, InferScaleError):
-            raise StoreError(
-                "The memory was closed while this was under way; what it has not stored by now is not stored. Open a "
-                "new one."
-            ) from error
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.__exit__(kind, error, trace)
 
 
 def check_format(memory_format: str) -> None:
