@@ -28,6 +28,9 @@ from typing import Any, Literal
 from inferscale_mem.errors import ConfigError
 
 MEGABYTE = 1 << 20
+AUTO = "auto"
+RECORD_DTYPES = (AUTO, "int8")
+"""How records are stored: as in the KV cache, or in 8 bits and a scale for each head of each token."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class EngineConfig:
         dtype: of weights and KV; "auto" takes the checkpoint's.
         kv_cache_bytes: paged cache; None lets the engine decide from free memory (on CPU: 1 GiB).
         record_bytes: slab for records, per rank.
+        record_dtype: how records are stored: "auto" as in the paged cache, "int8" in about half of bfloat16's room.
         block_size: tokens per block of the paged cache; None takes the engine's default.
         enforce_eager: skip compilation: starts faster, runs slower. None: eager on CPU, compiled on a GPU.
         prefix_caching: the engine's own cache of plain prefixes.
@@ -65,6 +69,7 @@ class EngineConfig:
     dtype: str = "auto"
     kv_cache_bytes: int | None = None
     record_bytes: int = 1024 * MEGABYTE
+    record_dtype: str = AUTO
     block_size: int | None = None
     enforce_eager: bool | None = None
     prefix_caching: bool = True
@@ -85,6 +90,8 @@ class EngineConfig:
             _check_kind(f"engine.{name}", getattr(self, name), bool, "True or False")
         _check_kind("engine.enforce_eager", self.enforce_eager, bool | None, "True, False or None")
         _check_kind("engine.dtype", self.dtype, str, "text")
+        if self.record_dtype not in RECORD_DTYPES:
+            raise ConfigError(f"engine.record_dtype={self.record_dtype!r} is not known; use 'auto' or 'int8'.")
         if not isinstance(self.extra, tuple) or any(
             not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in self.extra
         ):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
+from inferscale_mem.config import AUTO
 from inferscale_mem.errors import ScopeError
 from inferscale_mem.reading import PLAIN, Reading
 
@@ -317,6 +318,7 @@ class EngineInfo:
         verifies_handles: whether the engine itself checks handles' tags.
         version: engine and its version, e.g. "vllm 0.32.0".
         device: what it runs on, as the system calls it.
+        record_dtype: in which records are stored; see ``EngineConfig``.
     """
 
     model: str
@@ -330,6 +332,7 @@ class EngineInfo:
     verifies_handles: bool
     version: str
     device: str = "cpu"
+    record_dtype: str = AUTO
 
 
 @dataclass(frozen=True)

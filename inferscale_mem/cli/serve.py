@@ -14,23 +14,32 @@ import importlib
 import socket
 from collections.abc import Sequence
 
-from inferscale_mem.config import EngineConfig, InferScaleConfig
+from inferscale_mem.config import RECORD_DTYPES, EngineConfig, InferScaleConfig
 from inferscale_mem.errors import ConfigError, MissingDependencyError, PortInUseError
 from inferscale_mem.models import resolve_model
 
 HOST, PORT = "127.0.0.1", 8000
-_WITH_VALUE = ("--record-bytes",)
+_WITH_VALUE = ("--record-bytes", "--record-dtype")
 _ALONE = ("--no-self-test", "-h", "--help")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command; vLLM's own are not among them."""
-    default = EngineConfig().record_bytes
+    default = EngineConfig()
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="Hugging Face id or folder (default: the packaged one)"
     )
     parser.add_argument(
-        "--record-bytes", type=int, default=default, help=f"budget for records, per GPU (default: {default})"
+        "--record-bytes",
+        type=int,
+        default=default.record_bytes,
+        help=f"budget for records, per GPU (default: {default.record_bytes})",
+    )
+    parser.add_argument(
+        "--record-dtype",
+        choices=RECORD_DTYPES,
+        default=default.record_dtype,
+        help=f"of records: as in the KV cache (auto), or in less room (default: {default.record_dtype})",
     )
     parser.add_argument("--no-self-test", action="store_true", help="do not check at start that injection is exact")
 
@@ -65,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise MissingDependencyError("vllm", "vllm", hint="Without a GPU: the extra [cpu], see the README.") from error
     code: int = vllm_serve.serve(
-        model, options, config, record_bytes=args.record_bytes, self_test=not args.no_self_test
+        model,
+        options,
+        config,
+        record_bytes=args.record_bytes,
+        record_dtype=args.record_dtype,
+        self_test=not args.no_self_test,
     )
     return code
 

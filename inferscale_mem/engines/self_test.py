@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from inferscale_mem import wire
+from inferscale_mem.config import AUTO
 from inferscale_mem.errors import SelfTestError, UnsupportedModelError
 from inferscale_mem.kv.rope_probe import TOLERANCE
 from inferscale_mem.types import EncodePlan, EngineInfo, PromptPlan, Segment, Span
@@ -108,7 +109,7 @@ async def _check_layout(info: EngineInfo, material: list[int], ask: Ask, logprob
 
 def max_kl(info: EngineInfo) -> float:
     """How far injected answers may be from plain ones, in nats, see ``divergence``."""
-    return MAX_KL.get(info.dtype, OTHER_MAX_KL)
+    return MAX_KL.get(info.dtype, OTHER_MAX_KL) if info.record_dtype == AUTO else OTHER_MAX_KL
 
 
 def divergence(plain: Mapping[int, float], other: Mapping[int, float]) -> float:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from inferscale_mem.config import EngineConfig
+from inferscale_mem.config import AUTO, EngineConfig
 from inferscale_mem.engines import requests
 from inferscale_mem.engines.base import EngineBase
 from inferscale_mem.engines.hf.answers import Answer, Answers
@@ -59,8 +59,8 @@ class TransformersEngine(EngineBase):
 
     Args:
         model: local path or Hugging Face id.
-        config: ``max_model_len``, ``dtype``, ``record_bytes``, ``connector``, ``self_test`` and ``max_batched_tokens``
-            are heeded; the rest is about vLLM's scheduler and paged cache, which are not here.
+        config: ``max_model_len``, ``dtype``, ``record_bytes``, ``record_dtype``, ``connector``, ``self_test`` and
+            ``max_batched_tokens`` are heeded; the rest is about vLLM's scheduler and paged cache, which are not here.
         key: signs handles; tags are checked with it when a fact is encoded. None: tags are not checked by the engine.
 
     Raises:
@@ -81,31 +81,33 @@ class TransformersEngine(EngineBase):
         self._guides = Guides(self._tokenizer.hf, self._model.vocab_size, self._end_tokens)
         self._info = self._describe(config, key)
         if config.connector and config.self_test:
-            run_self_test(self._model)
+            run_self_test(self._model, config.record_dtype)
         self._directory, self._bytes = self._allocate(key)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferscale-transformers-model")
         super().__init__("inferscale-transformers")
 
     def _describe(self, config: EngineConfig, key: bytes | None) -> EngineInfo:
         model, dtype = self._model, str(self._model.dtype).removeprefix("torch.")
+        kept = () if config.record_dtype == AUTO else (config.record_dtype,)
         return EngineInfo(
             model=model.path,
-            fingerprint=fingerprint(model.path, "transformers", dtype, str(model.max_model_len)),
+            fingerprint=fingerprint(model.path, "transformers", dtype, str(model.max_model_len), *kept),
             max_model_len=model.max_model_len,
             block_size=1,
             dtype=dtype,
-            bytes_per_token=bytes_per_token(model.layers, model.dtype),
+            bytes_per_token=bytes_per_token(model.layers, model.dtype, config.record_dtype),
             record_bytes=config.record_bytes if config.connector else 0,
             connector=config.connector,
             verifies_handles=config.connector and key is not None,
             version=f"transformers {transformers.__version__}",
+            record_dtype=config.record_dtype,
         )
 
     def _allocate(self, key: bytes | None) -> tuple[Directory, RecordBytes]:
         page_bytes = PAGE_SIZE * self._info.bytes_per_token
         pages = self._info.record_bytes // page_bytes if page_bytes else 0
         verify = functools.partial(verify_tag, key) if key is not None else None
-        data = RecordBytes(self._model.layers, pages, self._model.dtype, self._model.device)
+        data = RecordBytes(self._model.layers, pages, self._model.dtype, self._model.device, self._info.record_dtype)
         return Directory(pages, PAGE_SIZE, page_bytes, verify), data
 
     @property

@@ -18,6 +18,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from inferscale_mem import wire
+from inferscale_mem.config import AUTO
 from inferscale_mem.engines.over_requests import Output
 from inferscale_mem.engines.vllm_schema import guided
 from inferscale_mem.errors import InputError
@@ -115,6 +116,9 @@ def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] |
         "weights": _weights_identity(model),
         "max_model_len": model_config.max_model_len,
     }
+    record_dtype = status["record_dtype"] if status else AUTO
+    if record_dtype != AUTO:
+        identity["records"] = record_dtype
     return EngineInfo(
         model=model,
         fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16],
@@ -127,6 +131,7 @@ def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] |
         verifies_handles=bool(status and status["verifies_handles"]),
         version=f"vllm {vllm_version}",
         device=current_platform.get_device_name() or current_platform.device_type,
+        record_dtype=record_dtype,
     )
 
 

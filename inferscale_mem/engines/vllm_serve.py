@@ -19,7 +19,13 @@ MIDDLEWARE = "inferscale_mem.server.MemoryMiddleware"
 
 
 def serve(
-    model: str, options: Sequence[str], config: InferScaleConfig, *, record_bytes: int, self_test: bool = True
+    model: str,
+    options: Sequence[str],
+    config: InferScaleConfig,
+    *,
+    record_bytes: int,
+    record_dtype: str,
+    self_test: bool = True,
 ) -> int:
     """Serve until somebody stops it; returns the exit code.
 
@@ -28,10 +34,11 @@ def serve(
         options: of vLLM's server; they win over ours.
         config: names the handle key.
         record_bytes: budget for records, per rank.
+        record_dtype: in which they are stored.
         self_test: check at start that injection is exact.
     """
     with _key_file(config) as key_file:
-        transfer = connector_config(record_bytes, key_file, self_test=self_test)
+        transfer = connector_config(record_bytes, record_dtype, key_file, self_test=self_test)
         arguments = ["--model", model, *server_options(model, transfer, options), *options]
         before = sys.argv
         sys.argv = ["inferscale-mem serve", *arguments]

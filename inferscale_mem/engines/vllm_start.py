@@ -74,14 +74,17 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
         "disable_log_stats": True,
     }
     if config.connector:
-        given["kv_transfer_config"] = KVTransferConfig(**connector_config(config.record_bytes, key_file))
+        given["kv_transfer_config"] = KVTransferConfig(
+            **connector_config(config.record_bytes, config.record_dtype, key_file)
+        )
     given.update(config.extra)
     return AsyncEngineArgs(**{name: value for name, value in given.items() if value is not None})
 
 
-def connector_config(record_bytes: int, key_file: str | None, **more: Any) -> dict[str, Any]:
+def connector_config(record_bytes: int, record_dtype: str, key_file: str | None, **more: Any) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` with our connector; ``more`` are further settings of the connector."""
-    settings = {"record_bytes": record_bytes, "handle_key_file": key_file, "unsigned_orders": key_file is None}
+    keys = {"handle_key_file": key_file, "unsigned_orders": key_file is None}
+    settings = {"record_bytes": record_bytes, "record_dtype": record_dtype, **keys}
     return {
         "kv_connector": "InferScaleConnector",
         "kv_connector_module_path": "inferscale_mem.kv.connector",

@@ -11,14 +11,14 @@ import numpy as np
 ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 HALF_WORD = np.uint32(16)
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
-inline = numba.njit(**_OPTIONS, forceinline=True)
+inline = numba.njit(**OPTIONS, forceinline=True)
 
 
 def jit(function: Any, compiler: Any = numba.njit) -> Any:
     """``compiler(function)``, with the machine code kept between runs where there is room for it."""
     try:
-        return compiler(cache=True, **_OPTIONS)(function)
+        return compiler(cache=True, **OPTIONS)(function)
     except RuntimeError:  # nowhere to keep it: neither this folder nor the user's cache can be written
-        return compiler(**_OPTIONS)(function)
+        return compiler(**OPTIONS)(function)

@@ -31,6 +31,16 @@ def as_bits(_: Any, number: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def as_number(_: Any, stored: Any) -> Any:
+    """The value of a bfloat16, given as its bits; a float32 is its own."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widened(builder, args[0], 1) if stored == types.uint16 else args[0]
+
+    return types.float32(stored), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def pointer(_: Any, address: Any) -> Any:
     return types.voidptr(types.uint64), lambda context, builder, signature, args: builder.inttoptr(
         args[0], ir.IntType(8).as_pointer()
@@ -69,7 +79,7 @@ def stream_line(_: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def turn_line(_: Any, keys: Any, x: Any, y: Any, cos: Any, sin: Any, angle: Any, tile: Any, to: Any, to_y: Any) -> Any:
-    """16 pairs of ``keys`` from x and y on, rotated by the angles from ``angle`` on, into ``tile``."""
+    """16 pairs of ``keys``, as ``as_number`` takes them, from x and y on, rotated by the angles from ``angle`` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         side = int(LINE)
@@ -83,17 +93,18 @@ def turn_line(_: Any, keys: Any, x: Any, y: Any, cos: Any, sin: Any, angle: Any,
         def filled(number: int) -> Any:
             return ir.Constant(words, [number] * side)
 
-        def widened(index: int) -> Any:
-            bits = builder.zext(builder.load(place(0, index, halves), align=2), words)
-            return builder.bitcast(builder.shl(bits, filled(16)), floats)
+        def number(index: int) -> Any:
+            if signature.args[0].dtype == types.float32:
+                return builder.load(place(0, index, floats), align=4)
+            return _widened(builder, builder.load(place(0, index, halves), align=2), side)
 
-        def store_narrowed(number: Any, index: int) -> None:
-            bits = builder.bitcast(number, words)
+        def store_narrowed(turned: Any, index: int) -> None:
+            bits = builder.bitcast(turned, words)
             odd = builder.and_(builder.lshr(bits, filled(16)), filled(1))
             rounded = builder.lshr(builder.add(builder.add(bits, filled(0x7FFF)), odd), filled(16))
             builder.store(builder.trunc(rounded, halves), place(6, index, halves), align=2)
 
-        a, b = widened(1), widened(2)
+        a, b = number(1), number(2)
         c, s = (builder.load(place(array, 5, floats), align=4) for array in (3, 4))
         store_narrowed(builder.fsub(builder.fmul(a, c), builder.fmul(b, s)), 7)
         store_narrowed(builder.fadd(builder.fmul(b, c), builder.fmul(a, s)), 8)
@@ -172,6 +183,16 @@ def take(_: Any, array: Any, index: Any, count: Any) -> Any:
         return builder.atomic_rmw("add", _element(context, builder, array, *args[:2]), args[2], "seq_cst")
 
     return types.uint64(array, types.uint64, types.uint64), generate
+
+
+def _widened(builder: Any, bits: Any, side: int) -> Any:
+    """bfloat16 as float32: bits move up."""
+    word, number = ir.IntType(32), ir.FloatType()
+    sixteen = ir.Constant(word, 16)
+    if side > 1:
+        word, number = ir.VectorType(word, side), ir.VectorType(number, side)
+        sixteen = ir.Constant(word, [16] * side)
+    return builder.bitcast(builder.shl(builder.zext(bits, word), sixteen), number)
 
 
 def _element(context: Any, builder: Any, array: Any, value: Any, index: Any) -> Any:

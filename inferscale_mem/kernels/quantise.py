@@ -89,6 +89,47 @@ def quantise(x: torch.Tensor, bits: int, *, rows: int = 1, channels: int | None 
     return Quantised(codes.contiguous(), scale[..., :, 0, :, :, 0].contiguous(), zero, rows, channels)
 
 
+def blank(shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int | None, device: torch.device) -> Stored:
+    """Room for rows, contents undefined.
+
+    Args:
+        shape: [L, R, H, D].
+        dtype: of the floats, where ``bits`` is None.
+        bits: 8: each head of a row has a scale of its own. None: floats.
+        device: where to.
+    """
+    if bits is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    assert bits == 8
+    codes = torch.empty(shape, dtype=torch.int8, device=device)
+    scale = torch.empty((*shape[:3], 1), dtype=torch.float16, device=device)
+    return Quantised(codes, scale, None, 1, shape[3])
+
+
+def parts(stored: Stored) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold them, each [..., R, H, C]."""
+    if isinstance(stored, torch.Tensor):
+        return (stored,)
+    return (stored.codes, stored.scale) if stored.zero is None else (stored.codes, stored.scale, stored.zero)
+
+
+def keep(stored: Stored, rows: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Store rows.
+
+    Args:
+        stored: [R, H, D]; changed. In fewer bits only if each row has scales of its own.
+        rows: int64 [T], different ones.
+        numbers: [T, H, D], any float dtype.
+    """
+    if isinstance(stored, Quantised):
+        assert stored.rows == 1
+        made: Stored = quantise(numbers, stored.bits, channels=stored.channels)
+    else:
+        made = numbers.to(stored.dtype)
+    for part, new in zip(parts(stored), parts(made), strict=True):
+        part.index_copy_(0, rows, new)
+
+
 def dequantise(stored: Stored, rows: torch.Tensor | None = None) -> torch.Tensor:
     """Rows as numbers: [..., R, H, D] float32, exact; or floats as they are stored.
 

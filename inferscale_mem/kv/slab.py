@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from inferscale_mem.config import AUTO
+from inferscale_mem.kernels.quantise import blank, dequantise, keep, parts
 from inferscale_mem.kv.directory import PAGE_SIZE as PAGE_SIZE
 from inferscale_mem.kv.host_memory import use_huge_pages
+
+_BITS = {AUTO: None, "int8": 8}
+_SCALE_BYTES = 2
+
+
+def bytes_per_head(head_size: int, dtype: torch.dtype, record_dtype: str) -> int:
+    """Of one token's keys, or values, of one head, as a slab stores them; ``dtype`` is that of the paged cache."""
+    return head_size * dtype.itemsize if _BITS[record_dtype] is None else head_size + _SCALE_BYTES
 
 
 def token_rows(pages: Sequence[int], offset: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -31,8 +41,14 @@ class Slab:
         num_pages: pages of PAGE_SIZE tokens.
         num_kv_heads: of each layer on this rank.
         head_size: elements per head.
-        dtype: as in the paged cache.
+        dtype: of the paged cache.
         device: of the paged cache. On CPU the memory is claimed from the system page by page as it is first written.
+        record_dtype: one of ``RECORD_DTYPES``.
+
+    Attributes:
+        keys, values: [num_layers, num_pages * PAGE_SIZE, num_kv_heads, head_size], as they are stored.
+        row_dtype: in which rows are read: float32 where they are stored in fewer bits, so that each number is rounded
+            once on its way into the paged cache; else ``dtype``.
     """
 
     def __init__(
@@ -43,12 +59,18 @@ class Slab:
         head_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        record_dtype: str = AUTO,
     ) -> None:
         shape = (num_layers, num_pages * PAGE_SIZE, num_kv_heads, head_size)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
-        for tensor in (self.keys, self.values):
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.keys, self.values = (blank(shape, dtype, _BITS[record_dtype], device) for _ in range(2))
+        self.row_dtype = dtype if isinstance(self.keys, torch.Tensor) else torch.float32
+        for tensor in self._parts:
             use_huge_pages(tensor)
+
+    @property
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        return (*parts(self.keys), *parts(self.values))
 
     def read(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Copy rows of one layer into ``keys`` (before RoPE) and ``values``.
@@ -56,18 +78,31 @@ class Slab:
         Args:
             layer: index of the layer within this slab.
             rows: int64 row numbers, see ``token_rows``.
-            keys: [len(rows), num_kv_heads, head_size], contiguous, the slab's dtype; overwritten.
+            keys: [len(rows), num_kv_heads, head_size], contiguous, ``row_dtype``; overwritten.
             values: likewise.
         """
-        for stored, wanted in ((self.keys, keys), (self.values, values)):
-            # As rows of whole words: several times faster than element by element on a CPU.
-            torch.index_select(_words(stored[layer]), 0, rows, out=_words(wanted))
+        for stored, wanted in ((self.keys[layer], keys), (self.values[layer], values)):
+            if isinstance(stored, torch.Tensor):
+                # As rows of whole words: several times faster than element by element on a CPU.
+                torch.index_select(_words(stored), 0, rows, out=_words(wanted))
+            else:
+                wanted.copy_(dequantise(stored, rows))
+
+    def rows(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``read`` into new memory."""
+        shape = (len(rows), *self.shape[2:])
+        keys, values = (torch.empty(shape, dtype=self.row_dtype, device=self.device) for _ in range(2))
+        self.read(layer, rows, keys, values)
+        return keys, values
+
+    def zero(self, rows: torch.Tensor) -> None:
+        """Overwrite rows, int64, with zeros, in all layers."""
+        for part in self._parts:
+            part.index_fill_(1, rows, 0)
 
     def erase(self, pages: Sequence[int]) -> None:
         """Overwrite pages with zeros, in all layers."""
-        rows = torch.from_numpy(token_rows(pages, 0, len(pages) * PAGE_SIZE)).to(self.keys.device)
-        self.keys.index_fill_(1, rows, 0)
-        self.values.index_fill_(1, rows, 0)
+        self.zero(torch.from_numpy(token_rows(pages, 0, len(pages) * PAGE_SIZE)).to(self.device))
 
     def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store rows of one layer.
@@ -75,11 +110,11 @@ class Slab:
         Args:
             layer: index of the layer within this slab.
             rows: int64 row numbers.
-            keys: before RoPE, [len(rows), num_kv_heads, head_size], the slab's dtype.
-            values: likewise.
+            keys: before RoPE, [len(rows), num_kv_heads, head_size], ``row_dtype``.
+            values: likewise, or of ``dtype``.
         """
-        self.keys[layer].index_copy_(0, rows, keys)
-        self.values[layer].index_copy_(0, rows, values)
+        keep(self.keys[layer], rows, keys)
+        keep(self.values[layer], rows, values)
 
 
 class Scratch:

@@ -31,11 +31,11 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     """Engines on tiny models, one of each kind."""
     engines: dict[object, TransformersEngine] = {}
 
-    def open_one(family: str, **changes: object) -> TransformersEngine:
-        key = (family, *sorted((name, str(value)) for name, value in changes.items()))
+    def open_one(family: str, record_dtype: str = "auto", **changes: object) -> TransformersEngine:
+        key = (family, record_dtype, *sorted((name, str(value)) for name, value in changes.items()))
         if key not in engines:
             path = tiny_models.save(family, tmp_path_factory.mktemp(family), **changes)
-            config = EngineConfig(kind="transformers", dtype="float32", record_bytes=8 << 20)
+            config = EngineConfig(kind="transformers", dtype="float32", record_bytes=8 << 20, record_dtype=record_dtype)
             engines[key] = TransformersEngine(path, config)
         return engines[key]
 
@@ -161,6 +161,20 @@ def test_facts_encoded_alone_can_be_moved(open_engine: Open, family: str, change
         assert told.facts_injected == len(order)
         prompt = [token for segment in segments for token in segment.token_ids]
         assert difference(injected, plain(engine, prompt)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_records_in_8_bits_are_near(open_engine: Open, family: str) -> None:
+    engine, exact = open_engine(family, "int8"), open_engine(family)
+    assert engine.info.record_dtype == "int8" and engine.info.fingerprint != exact.info.fingerprint
+    assert 3 * engine.info.bytes_per_token < exact.info.bytes_per_token, "float32 takes four bytes"
+    memory, rest = fact("a", tokens(20, 2)), Segment("text", tokens(5, 3))
+    encode(engine, (), memory)
+    injected, told = ask(engine, PromptPlan((memory, rest), ALICE, STORE))
+    assert (told.tokens_injected, told.facts_injected) == (20, 1)
+    wanted = plain(engine, (*memory.token_ids, *rest.token_ids))
+    assert TOLERANCE < difference(injected, wanted) < 0.1
+    assert float((wanted.exp() * (wanted - injected)).sum()) < 1e-3
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)

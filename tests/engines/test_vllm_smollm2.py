@@ -60,6 +60,26 @@ def float32_engine(smollm2_path: str) -> Iterator[Engine]:
     engine.close()
 
 
+def test_records_in_8_bits_take_half_the_room_and_are_near(smollm2_path: str, vllm_engine: Engine) -> None:
+    from inferscale_mem.engines.vllm_local import VllmEngine
+
+    sizes = {"max_model_len": 1024, "kv_cache_bytes": 128 << 20, "record_bytes": 32 << 20}
+    engine = VllmEngine(smollm2_path, EngineConfig(multiprocess=False, record_dtype="int8", **sizes))
+    try:
+        assert engine.info.record_dtype == "int8" and engine.info.fingerprint != vllm_engine.info.fingerprint
+        assert engine.info.bytes_per_token / vllm_engine.info.bytes_per_token == pytest.approx((64 + 2) / 128)
+        found = []
+        for padding in (0, 7, 21):
+            prompt = conversation(engine, padding, "int8")
+            inject_chained(engine, prompt)
+            got = first_token(engine, prompt)
+            assert got.report.tokens_injected == sum(len(s.token_ids) for s in prompt[:-1])
+            found.append(first_token(engine, plain(prompt)).kl(got))
+        assert max(found) < 2e-2, found
+    finally:
+        engine.close()
+
+
 def test_float32_is_exact_at_every_remainder(float32_engine: Engine) -> None:
     found = []
     for padding in range(32):

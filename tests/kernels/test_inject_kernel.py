@@ -10,6 +10,7 @@ import torch
 from inferscale_mem.kernels.inject.cpu import Injector
 from inferscale_mem.kernels.inject.layout import BlockLayout, find_layout
 from inferscale_mem.kernels.inject.reference import inject
+from inferscale_mem.kernels.quantise import Stored, quantise
 
 BLOCK, HEADS, SIZE = 32, 3, 32
 Segments = tuple[tuple[int, int], ...]
@@ -81,11 +82,34 @@ def test_other_head_sizes(size: int, half: int) -> None:
         compare(segments, size, half, is_neox_style=True, threads=2)
 
 
-def compare(segments: Segments, size: int, half: int, is_neox_style: bool, threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("half, is_neox_style", [(16, True), (16, False), (5, True), (5, False), (0, True)])
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
+def test_rows_in_8_bits(segments: Segments, half: int, is_neox_style: bool, threads: int) -> None:
+    compare(segments, SIZE, half, is_neox_style, threads, bits=8)
+
+
+@pytest.mark.parametrize("size, half", [(24, 12), (64, 32), (64, 16), (80, 40), (128, 64)])
+def test_rows_in_8_bits_of_other_head_sizes(size: int, half: int) -> None:
+    for segments in SEGMENTS.values():
+        compare(segments, size, half, is_neox_style=True, threads=2, bits=8)
+
+
+def stored(numbers: torch.Tensor, bits: int | None) -> Stored:
+    """As a slab has them; with tiny and huge heads among them."""
+    if bits is None:
+        return numbers.bfloat16()
+    factors = torch.tensor([1e-9, 1e-6, 1.0, 300.0, 1e7])
+    return quantise(numbers * factors[torch.arange(numbers[..., 0].numel()).view(numbers.shape[:-1]) % 5, None], bits)
+
+
+def compare(
+    segments: Segments, size: int, half: int, is_neox_style: bool, threads: int, bits: int | None = None
+) -> None:
     """Bit for bit, every layout of keys with every layout of values; what is not written stays as it is."""
     generator = torch.Generator().manual_seed(half)
     layers, num_rows, num_blocks = 3, 200, 9
-    keys, values = torch.randn(2, layers, num_rows, HEADS, size, generator=generator).bfloat16()
+    keys, values = (stored(part, bits) for part in torch.randn(2, layers, num_rows, HEADS, size, generator=generator))
     positions = positions_of(*segments) if segments else torch.zeros(0, dtype=torch.int64)
     rows = torch.randperm(num_rows, generator=generator)[: len(positions)]
     blocks = torch.randperm(num_blocks, generator=generator)[positions // BLOCK]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from vllm import _custom_ops as ops
 
+from inferscale_mem.config import RECORD_DTYPES
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Rows
 from inferscale_mem.kv.connector.tokens import StepTokens
@@ -46,24 +47,30 @@ def a_rope(dtype: torch.dtype) -> RopeTable:
     return RopeTable(angles.cos().to(dtype).float(), angles.sin().to(dtype).float(), True, dtype)
 
 
+def fill(slab: Slab) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(slab.shape[1])
+    for layer in range(slab.shape[0]):
+        slab.write(layer, rows, *torch.randn(2, *slab.shape[1:], generator=generator, dtype=slab.row_dtype))
+
+
 def supported(isa: str) -> bool:
     return isa != "amx" or torch.cpu._is_amx_tile_supported()
 
 
+@pytest.mark.parametrize("record_dtype", RECORD_DTYPES)
 @pytest.mark.parametrize("rope", [a_rope(torch.bfloat16), None], ids=["rope", "no rope"])
 @pytest.mark.parametrize("isa", [isa for isa in ("amx", "vec", "vec16") if supported(isa)])
-def test_one_pass_writes_what_the_backend_writes(isa: str, rope: RopeTable | None) -> None:
+def test_one_pass_writes_what_the_backend_writes(isa: str, rope: RopeTable | None, record_dtype: str) -> None:
     layers = layers_of(isa, torch.bfloat16, rope)
-    slab = Slab(LAYERS, 20, HEADS, SIZE, torch.bfloat16, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    for tensor in (slab.keys, slab.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    slab = Slab(LAYERS, 20, HEADS, SIZE, torch.bfloat16, torch.device("cpu"), record_dtype)
+    fill(slab)
     segments = Rows((7, 2, 19, 3, 12, 4), 3, 40, 7), Rows((5, 11, 0, 8, 1, 6, 13, 9), 1, 61, 47)
     tokens = StepTokens([(segments, ([4, 1, 5, 2],))])
     (one_pass,) = make_writers(layers, slab)
     assert isinstance(one_pass, OnePassWriter)
     found = []
-    backend = BackendWriter(range(LAYERS), layers, slab, Scratch(HEADS, SIZE, torch.bfloat16, torch.device("cpu")))
+    backend = BackendWriter(range(LAYERS), layers, slab, Scratch(HEADS, SIZE, slab.row_dtype, slab.device))
     for writer in (one_pass, backend):
         writer.write(tokens)
         found.append([layer.module.kv_cache.clone() for layer in layers])

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from inferscale_mem.config import AUTO
 from inferscale_mem.engines.hf.cache import RecordingCache
 from inferscale_mem.kv.rope import RopeTable, rotate, unrotate
-from inferscale_mem.kv.slab import PAGE_SIZE, Slab, token_rows
+from inferscale_mem.kv.slab import PAGE_SIZE, Slab, bytes_per_head, token_rows
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,23 @@ class RecordBytes:
         num_pages: pages of PAGE_SIZE tokens, all layers.
         dtype: of the cache.
         device: of the model.
+        record_dtype: in which records are stored.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], num_pages: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        record_dtype: str = AUTO,
+    ) -> None:
         self._layers = tuple(layers)
         self._device = device
         shapes = [(layer.num_kv_heads, layer.head_size) for layer in layers]
         self._slabs = {
-            shape: Slab(shapes.count(shape), num_pages, *shape, dtype, device) for shape in dict.fromkeys(shapes)
+            shape: Slab(shapes.count(shape), num_pages, *shape, dtype, device, record_dtype)
+            for shape in dict.fromkeys(shapes)
         }
         # Layer i of the model is the j-th layer of its slab.
         self._places = [(self._slabs[shape], shapes[:i].count(shape)) for i, shape in enumerate(shapes)]
@@ -53,7 +63,7 @@ class RecordBytes:
         positions = torch.arange(start, end, device=self._device)
         for i, (layer, (slab, place)) in enumerate(zip(self._layers, self._places, strict=True)):
             keys, values = cache.recorded(i, start, end)
-            slab.write(place, rows, unrotate(keys, positions, layer.rope), values)
+            slab.write(place, rows, unrotate(keys, positions, layer.rope, dtype=slab.row_dtype), values)
 
     def store_all(self, jobs: Sequence[tuple[Sequence[int], int, int]], cache: RecordingCache) -> None:
         """``store`` for several (pages, start, end)."""
@@ -71,16 +81,16 @@ class RecordBytes:
         rows = torch.cat([self._rows(p, n) for p, n in zip(pages, lengths, strict=True)])
         positions = torch.arange(len(rows), device=self._device)
         for i, (layer, (slab, place)) in enumerate(zip(self._layers, self._places, strict=True)):
-            keys = rotate(slab.keys[place].index_select(0, rows), positions, layer.rope)
-            cache.inject(i, keys, slab.values[place].index_select(0, rows))
+            keys, values = slab.rows(place, rows)
+            cache.inject(i, rotate(keys, positions, layer.rope).to(slab.dtype), values.to(slab.dtype))
 
     def _rows(self, pages: Sequence[int], length: int) -> torch.Tensor:
         return torch.tensor(token_rows(pages, 0, length), dtype=torch.int64, device=self._device)
 
 
-def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype, record_dtype: str) -> int:
     """Of a record: keys and values of all layers."""
-    return sum(2 * layer.num_kv_heads * layer.head_size for layer in layers) * dtype.itemsize
+    return sum(2 * layer.num_kv_heads * bytes_per_head(layer.head_size, dtype, record_dtype) for layer in layers)
 
 
 def pages_for(tokens: int) -> int:

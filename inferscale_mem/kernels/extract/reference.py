@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inferscale_mem.kernels.quantise import Quantised, Stored, quantise
+from inferscale_mem.kernels.quantise import Stored, keep
 from inferscale_mem.kernels.rope import reference as rope
 
 
@@ -30,16 +30,5 @@ def extract(
     """
     at = blocks[:, None, None]
     undone = rope.rotate(cache[at, key_places[offsets]], *rope.inverse(cos, sin), is_neox_style)
-    _keep(keys, rows, undone)
-    _keep(values, rows, cache[at, value_places[offsets]])
-
-
-def _keep(stored: Stored, rows: torch.Tensor, numbers: torch.Tensor) -> None:
-    if not isinstance(stored, Quantised):
-        stored[rows] = numbers.to(stored.dtype)
-        return
-    assert stored.rows == 1
-    made = quantise(numbers, stored.bits, channels=stored.channels)
-    stored.codes[rows], stored.scale[rows] = made.codes, made.scale
-    if stored.zero is not None and made.zero is not None:
-        stored.zero[rows] = made.zero
+    keep(keys, rows, undone)
+    keep(values, rows, cache[at, value_places[offsets]])

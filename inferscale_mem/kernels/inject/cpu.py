@@ -1,33 +1,46 @@
-"""Inject on a CPU, bfloat16: slab to paged cache in one pass, without a copy in between.
+"""Inject on a CPU, into bfloat16: slab to paged cache in one pass, without a copy in between.
 
 A run of tokens that share a block is rotated into a small tile that stays in the processor's first-level cache, and
 from there written in the order in which the backend packs a block. What is read is asked for some rows ahead, and whole
 cache lines are written past the cache, which otherwise would first read what is about to be overwritten (what each
-step gains: docs/decisions/0019). Compiled by numba when imported.
+step gains: docs/decisions/0019). Compiled by numba when first needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 from numba.core import types
+from numba.extending import overload
 
-from inferscale_mem.kernels.compiling import HALF_WORD, ONE, TWO, ZERO, inline, jit
+from inferscale_mem.kernels.compiling import HALF_WORD, ONE, OPTIONS, TWO, ZERO, inline, jit
 from inferscale_mem.kernels.inject.layout import FORMS, BlockLayout
 from inferscale_mem.kernels.inject.packed import put
-from inferscale_mem.kernels.instructions import LINE, as_bits, as_float, fetch, finish_streams, pointer, take, turn_line
+from inferscale_mem.kernels.instructions import (
+    LINE,
+    as_bits,
+    as_float,
+    as_number,
+    fetch,
+    finish_streams,
+    pointer,
+    take,
+    turn_line,
+)
 from inferscale_mem.kernels.openmp import on_all_threads
+from inferscale_mem.kernels.quantise import Quantised, Stored
 
 Array = np.ndarray[Any, Any]
 
 _LONGEST_RUN = 32
 """Tokens; a tile of more would leave the first-level cache."""
-CACHE_LINE = 4 * int(LINE)
+_WORD = np.uint64(4)
+CACHE_LINE = int(_WORD * LINE)
 """Bytes."""
 _AHEAD = np.uint64(12)
 """Rows; so many before one is read, it is asked for."""
@@ -37,7 +50,7 @@ class Injector:
     """Writes rows of a slab into the paged caches of some of its layers.
 
     Args:
-        keys: before RoPE, bfloat16 [L, R, H, D], contiguous.
+        keys: before RoPE, [L, R, H, D], contiguous: bfloat16, or int8 with a scale for each head of a row.
         values: likewise.
         layers: which of the L.
         caches: one per layer: contiguous bfloat16, a whole number of blocks, from the start of a cache line on.
@@ -47,18 +60,20 @@ class Injector:
 
     def __init__(
         self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Stored,
+        values: Stored,
         layers: Sequence[int],
         caches: Sequence[torch.Tensor],
         key_layout: BlockLayout,
         value_layout: BlockLayout,
         threads: int = 1,
     ) -> None:
-        tensors = (keys, values, *caches)
-        assert all(t.dtype == torch.bfloat16 and t.is_contiguous() and t.device.type == "cpu" for t in tensors)
-        assert all(cache.data_ptr() % CACHE_LINE == 0 for cache in caches)
+        stored = [_codes_and_scales(part) for part in (keys, values)]
+        tensors = (*caches, *(tensor for pair in stored for tensor in pair))
+        assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+        assert all(cache.dtype == torch.bfloat16 and cache.data_ptr() % CACHE_LINE == 0 for cache in caches)
         self._kept = tensors  # the addresses below are theirs
+        self._run_on = _compiled(isinstance(keys, Quantised)).address
         self._run = int(np.gcd.reduce([key_layout.group, value_layout.group, _LONGEST_RUN]))
         heads, size = keys.shape[2:]
         self._layers = np.asarray(layers, dtype=np.uint64)
@@ -69,11 +84,13 @@ class Injector:
             *(n for layout in layouts for n in (FORMS.index(layout.form), layout.head_stride, layout.chunk)),
         )  # fmt: skip
         self._arrays = (
-            self._layers, addresses, _bits(keys), _bits(values),
+            self._layers, addresses, *(codes.reshape(-1).numpy() for codes, _ in stored),
             *(array for layout in layouts for array in (layout.token, layout.channel)),
+            *(scale.reshape(-1).numpy() for _, scale in stored),
         )  # fmt: skip
         self._threads = threads
-        words = self._run * heads * size // 2 + (int(LINE) + 1) * self._run + size  # a tile, and lines to send
+        # A tile, lines to send, and one token as numbers.
+        words = self._run * heads * size // 2 + (int(LINE) + 1) * self._run + size + heads * size
         self._scratch = torch.empty((threads, -(-words // 16) * 64), dtype=torch.uint8)
 
     def __call__(
@@ -103,23 +120,22 @@ class Injector:
             *self._numbers,
         )  # fmt: skip
         call = np.asarray([*numbers, *(n for array in arrays for n in (array.ctypes.data, array.size))], np.uint64)
-        on_all_threads(_compiled_share.address, call.ctypes.data, self._threads)
+        on_all_threads(self._run_on, call.ctypes.data, self._threads)
 
 
-def _bits(tensor: torch.Tensor) -> Array:
-    bits: Array = tensor.view(torch.uint16).numpy().reshape(-1)
-    return bits
+def _codes_and_scales(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the kernel reads them: bits of bfloat16 and nothing, or codes and bits of scales."""
+    if isinstance(stored, torch.Tensor):
+        assert stored.dtype == torch.bfloat16
+        return stored.view(torch.uint16), torch.empty(0, dtype=torch.uint16)
+    assert (stored.bits, stored.rows, stored.channels) == (8, 1, stored.shape[-1])
+    return stored.codes, stored.scale.view(torch.uint16)
 
 
 def _runs(blocks: Array, offsets: Array, longest: int) -> Array:
     """Where runs of tokens begin that follow each other in a block and fit a tile; and the end of the last."""
     broken = (np.diff(blocks) != 0) | (np.diff(offsets) != 1) | (offsets[1:] % longest == 0)
     return np.concatenate(([0], np.flatnonzero(broken) + 1, [len(blocks)])).astype(np.uint64)
-
-
-@inline
-def _widen(bits):  # type: ignore[no-untyped-def]
-    return as_float(np.uint32(bits) << HALF_WORD)
 
 
 @inline
@@ -144,23 +160,38 @@ def _numbers(call, at):  # type: ignore[no-untyped-def]
     return numba.carray(pointer(call[at]), (call[at + 1],), np.uint64)
 
 
-def _share(address):  # type: ignore[no-untyped-def]
+@inline
+def _codes(call, at):  # type: ignore[no-untyped-def]
+    return numba.carray(pointer(call[at]), (call[at + 1],), np.int8)
+
+
+def _share_of_floats(address):  # type: ignore[no-untyped-def]
     """Take pieces of a call, as made by ``Injector``, until none is left; run by all threads at once."""
-    call = numba.carray(address, (48,), np.uint64)
+    call = numba.carray(address, (52,), np.uint64)
+    _share(call, _half_words(call, 36), None, _half_words(call, 38), None)
+
+
+def _share_of_codes(address):  # type: ignore[no-untyped-def]
+    """The same for rows in 8 bits."""
+    call = numba.carray(address, (52,), np.uint64)
+    _share(call, _codes(call, 36), _half_words(call, 48), _codes(call, 38), _half_words(call, 50))
+
+
+@jit
+def _share(call, keys, key_scales, values, value_scales):  # type: ignore[no-untyped-def]
     thread = take(call, np.uint64(1), ONE)
     scratch, pieces, share = call[2] + thread * call[3], call[4], call[5]
     starts, rows, blocks, offsets = _numbers(call, 20), _numbers(call, 22), _numbers(call, 24), _numbers(call, 26)
     cos, sin, layers, caches = _floats(call, 28), _floats(call, 30), _numbers(call, 32), _numbers(call, 34)
-    keys, values = _half_words(call, 36), _half_words(call, 38)
     key_token, key_channel = _numbers(call, 40), _numbers(call, 42)
     value_token, value_channel = _numbers(call, 44), _numbers(call, 46)
     first = take(call, ZERO, share)
     while first < pieces:
         _inject(
             first, min(first + share, pieces), scratch, starts, rows, blocks, offsets, cos, sin, call[6],
-            call[7] != ZERO, call[8], call[9], call[10], call[11], layers, caches, call[12], call[13], keys, values,
-            call[14], key_token, key_channel, call[15], call[16], call[17], value_token, value_channel, call[18],
-            call[19],
+            call[7] != ZERO, call[8], call[9], call[10], call[11], layers, caches, call[12], call[13], keys,
+            key_scales, values, value_scales, call[14], key_token, key_channel, call[15], call[16], call[17],
+            value_token, value_channel, call[18], call[19],
         )  # fmt: skip
         first = take(call, ZERO, share)
     finish_streams()
@@ -169,13 +200,15 @@ def _share(address):  # type: ignore[no-untyped-def]
 @jit
 def _inject(  # type: ignore[no-untyped-def]
     first, last, scratch, starts, rows, blocks, offsets, cos, sin, half, is_neox_style, run, num_rows, heads, size,
-    layers, caches, total, block_size, keys, values, key_form, key_token, key_channel, key_head, key_chunk, value_form,
-    value_token, value_channel, value_head, value_chunk,
+    layers, caches, total, block_size, keys, key_scales, values, value_scales, key_form, key_token, key_channel,
+    key_head, key_chunk, value_form, value_token, value_channel, value_head, value_chunk,
 ):  # fmt: skip
     width = heads * size
     tile = numba.carray(pointer(scratch), (run * width,), np.uint16)
     words = numba.carray(pointer(scratch), (run * width // TWO,), np.uint32)
-    lines = numba.carray(pointer(scratch + TWO * run * width), (LINE * run + run + size,), np.uint32)
+    room = LINE * run + run + size
+    lines = numba.carray(pointer(scratch + TWO * run * width), (room,), np.uint32)
+    plain = numba.carray(pointer(scratch + TWO * run * width + _WORD * room), (width,), np.float32)
     runs = np.uint64(starts.size) - ONE
     for number in range(first, last):
         index, run_number = number // runs, number % runs
@@ -187,15 +220,17 @@ def _inject(  # type: ignore[no-untyped-def]
         layer = layers[index] * num_rows
         for k in range(count):
             _fetch_row(keys, layer, rows, begin + k + _AHEAD, width)
-            source = (layer + rows[begin + k]) * width
-            _turn(keys, source, tile, k * width, cos, sin, (begin + k) * half, half, is_neox_style, heads, size)
+            _take_keys(  # type: ignore[no-untyped-call]
+                keys, key_scales, layer + rows[begin + k], plain, tile, k * width, cos, sin, (begin + k) * half, half,
+                is_neox_style, heads, size,
+            )  # fmt: skip
         put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, key_form, key_token,
              key_channel, key_head, key_chunk)  # fmt: skip
         for k in range(count):
             _fetch_row(values, layer, rows, begin + k + _AHEAD, width)
-            source = (layer + rows[begin + k]) * width
-            for j in range(width):
-                tile[k * width + j] = values[source + j]
+            _take_values(  # type: ignore[no-untyped-call]
+                values, value_scales, layer + rows[begin + k], plain, tile, k * width, heads, size
+            )
         put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
              value_channel, value_head, value_chunk)  # fmt: skip
 
@@ -204,8 +239,61 @@ def _inject(  # type: ignore[no-untyped-def]
 def _fetch_row(array, layer, rows, number, width):  # type: ignore[no-untyped-def]
     if number < np.uint64(rows.size):
         source = (layer + rows[number]) * width
-        for j in range(ZERO, width, TWO * LINE):
+        for j in range(ZERO, width, _WORD * LINE // np.uint64(array.itemsize)):
             fetch(array, source + j)
+
+
+def _take_keys(  # type: ignore[no-untyped-def]
+    keys, scales, row, plain, tile, to, cos, sin, angle, half, is_neox_style, heads, size
+):  # fmt: skip
+    """One token's keys, rotated, into a tile."""
+
+
+@overload(_take_keys, jit_options=OPTIONS)
+def _choose_keys(  # type: ignore[no-untyped-def]
+    keys, scales, row, plain, tile, to, cos, sin, angle, half, is_neox_style, heads, size
+):  # fmt: skip
+    def floats(  # type: ignore[no-untyped-def]
+        keys, scales, row, plain, tile, to, cos, sin, angle, half, is_neox_style, heads, size
+    ):  # fmt: skip
+        _turn(keys, row * heads * size, tile, to, cos, sin, angle, half, is_neox_style, heads, size)
+
+    def codes(  # type: ignore[no-untyped-def]
+        keys, scales, row, plain, tile, to, cos, sin, angle, half, is_neox_style, heads, size
+    ):  # fmt: skip
+        _dequantise(keys, scales, row, heads, size, plain)
+        _turn(plain, ZERO, tile, to, cos, sin, angle, half, is_neox_style, heads, size)
+
+    return floats if isinstance(scales, types.NoneType) else codes
+
+
+def _take_values(values, scales, row, plain, tile, to, heads, size):  # type: ignore[no-untyped-def]
+    """One token's values into a tile."""
+
+
+@overload(_take_values, jit_options=OPTIONS)
+def _choose_values(values, scales, row, plain, tile, to, heads, size):  # type: ignore[no-untyped-def]
+    def floats(values, scales, row, plain, tile, to, heads, size):  # type: ignore[no-untyped-def]
+        for j in range(heads * size):
+            tile[to + j] = values[row * heads * size + j]
+
+    def codes(values, scales, row, plain, tile, to, heads, size):  # type: ignore[no-untyped-def]
+        _dequantise(values, scales, row, heads, size, plain)
+        for j in range(heads * size):
+            tile[to + j] = _narrow(plain[j])
+
+    return floats if isinstance(scales, types.NoneType) else codes
+
+
+@inline
+def _dequantise(codes, scales, row, heads, size, plain):  # type: ignore[no-untyped-def]
+    """One token as numbers; a product of a code and a scale is exact."""
+    for head in range(heads):
+        # A float16 without a sign: its bits, moved up, are a float32 that is smaller by this power of two.
+        scale = as_float(np.uint32(scales[row * heads + head]) << np.uint32(13)) * np.float32(2.0**112)
+        at, to = (row * heads + head) * size, head * size
+        for d in range(size):
+            plain[to + d] = np.float32(codes[at + d]) * scale
 
 
 @jit
@@ -220,17 +308,20 @@ def _turn(  # type: ignore[no-untyped-def]
                 turn_line(keys, a + d, a + half + d, cos, sin, angle + d, tile, to + d, to + half + d)
         elif is_neox_style:
             for d in range(half):
-                x, y, c, s = _widen(keys[a + d]), _widen(keys[a + half + d]), cos[angle + d], sin[angle + d]
+                x, y, c, s = as_number(keys[a + d]), as_number(keys[a + half + d]), cos[angle + d], sin[angle + d]
                 tile[to + d] = _narrow(x * c - y * s)
                 tile[to + half + d] = _narrow(y * c + x * s)
         else:
             for d in range(half):
-                x, y = _widen(keys[a + TWO * d]), _widen(keys[a + TWO * d + ONE])
+                x, y = as_number(keys[a + TWO * d]), as_number(keys[a + TWO * d + ONE])
                 c, s = cos[angle + d], sin[angle + d]
                 tile[to + TWO * d] = _narrow(x * c - y * s)
                 tile[to + TWO * d + ONE] = _narrow(y * c + x * s)
         for d in range(TWO * half, size):
-            tile[to + d] = keys[a + d]
+            tile[to + d] = _narrow(as_number(keys[a + d]))
 
 
-_compiled_share: Any = jit(_share, partial(numba.cfunc, types.void(types.voidptr)))
+@lru_cache
+def _compiled(codes: bool) -> Any:
+    """What a thread runs, with its address."""
+    return jit(_share_of_codes if codes else _share_of_floats, partial(numba.cfunc, types.void(types.voidptr)))

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
-from inferscale_mem.config import parse_handle_key
+from inferscale_mem.config import AUTO, RECORD_DTYPES, parse_handle_key
 from inferscale_mem.errors import ConfigError, UnsupportedModelError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.connector.layers import bytes_per_token, find_layers, unsupported_cache, unsupported_config
@@ -42,7 +42,8 @@ DEFAULT_RECORD_BYTES = 1 << 30
 class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM's hooks. Settings (``kv_connector_extra_config``):
 
-    ``record_bytes``: budget for records, per rank. ``handle_key_file``: file with the hex key that signs handles and
+    ``record_bytes``: budget for records, per rank. ``record_dtype``: "auto" (default; as in the paged cache) or "int8",
+    in which records are stored. ``handle_key_file``: file with the hex key that signs handles and
     orders; it is read once. ``unsigned_orders``: True instead of a key where nobody but the app itself can reach the
     engine: then every order is obeyed, and handles are only compared with those the records were made with.
     ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved.
@@ -54,7 +55,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         reasons = unsupported_config(vllm_config) + unsupported_cache(kv_cache_config)
         if reasons and extra.get("on_unsupported", "raise") == "raise":
             raise UnsupportedModelError(vllm_config.model_config.model, reasons)
-        page_bytes = PAGE_SIZE * bytes_per_token(kv_cache_config)
+        self._record_dtype = read_record_dtype(extra)
+        page_bytes = PAGE_SIZE * bytes_per_token(kv_cache_config, self._record_dtype)
         self._num_pages = 0 if reasons else int(extra.get("record_bytes", DEFAULT_RECORD_BYTES)) // page_bytes
         self._supported = not reasons
         self._scheduler: SchedulerSide | None = None
@@ -62,7 +64,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             key = read_key(extra)
             directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(key))
-            self._scheduler = SchedulerSide(directory, vllm_config.parallel_config.world_size, reasons, key)
+            workers = vllm_config.parallel_config.world_size
+            self._scheduler = SchedulerSide(directory, workers, reasons, key, self._record_dtype)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -105,7 +108,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._supported:
-            self._worker = WorkerSide(find_layers(self._vllm_config, self._kv_cache_config), self._num_pages)
+            layers = find_layers(self._vllm_config, self._kv_cache_config)
+            self._worker = WorkerSide(layers, self._num_pages, self._record_dtype)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         if self._worker is not None:
@@ -152,6 +156,18 @@ def read_key(extra: Mapping[str, Any]) -> bytes | None:
             return parse_handle_key(file.read())
     except (OSError, ValueError) as error:
         raise ConfigError(f"handle_key_file {path!r} cannot be read as hex digits: {error}") from error
+
+
+def read_record_dtype(extra: Mapping[str, Any]) -> str:
+    """In which records are stored.
+
+    Raises:
+        ConfigError: not one of ``RECORD_DTYPES``.
+    """
+    given = extra.get("record_dtype", AUTO)
+    if given not in RECORD_DTYPES:
+        raise ConfigError(f"The memory connector's record_dtype={given!r} is not known; use 'auto' or 'int8'.")
+    return str(given)
 
 
 def _verifier(key: bytes | None) -> Verify | None:

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from inferscale_mem.kv.host_memory import use_huge_pages
 from inferscale_mem.kv.packing import Packing, learn_packing
 from inferscale_mem.kv.rope import RopeTable
+from inferscale_mem.kv.slab import bytes_per_head
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ def unsupported_cache(config: KVCacheConfig) -> list[str]:
     return sorted(reasons)
 
 
-def bytes_per_token(config: KVCacheConfig) -> int:
-    """Bytes of keys and values of one token, all layers of one rank."""
+def bytes_per_token(config: KVCacheConfig, record_dtype: str) -> int:
+    """Bytes of keys and values of one token, all layers of one rank, as records store them."""
     return sum(
-        2 * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize  # type: ignore[attr-defined]
+        2 * spec.num_kv_heads * bytes_per_head(spec.head_size, spec.dtype, record_dtype)  # type: ignore[attr-defined]
         for _, spec in layer_specs(config).values()
         if hasattr(spec, "head_size")
     )

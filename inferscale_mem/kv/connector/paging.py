@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import numpy as np
+import torch
 
 from inferscale_mem.kernels.paged import PagedCaches, Step
 from inferscale_mem.kv.connector.layers import CachedLayer
@@ -44,9 +45,8 @@ def tune(move: Callable[[Step], object], layer: CachedLayer, slab: Slab) -> None
     """
     num_blocks = len(layer.module.kv_cache)
     positions = _TUNED_BY if layer.rope is None else min(_TUNED_BY, layer.rope.max_positions)
-    count = min(positions, slab.keys.shape[1], (num_blocks - 1) * layer.block_size)
-    for tensor in (slab.keys, slab.values):
-        tensor[:, :count].zero_()
+    count = min(positions, slab.shape[1], (num_blocks - 1) * layer.block_size)
+    slab.zero(torch.arange(count, device=slab.device))
     rows = np.arange(count)
     blocks = 1 + np.arange(-(-count // layer.block_size))  # block 0 is vLLM's null block
-    move(Step(rows, rows, np.zeros_like(rows), blocks, slab.keys.device))
+    move(Step(rows, rows, np.zeros_like(rows), blocks, slab.device))

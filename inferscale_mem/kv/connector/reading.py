@@ -36,7 +36,7 @@ def make_readers(layers: Sequence[CachedLayer], slab: Slab) -> list[Reader]:
     readers: list[Reader] = []
     for indices in alike(layers):
         some = [layers[index] for index in indices]
-        fused = None if slab.keys.device.type == "cpu" else make_fused_reader(indices, some, slab)
+        fused = None if slab.device.type == "cpu" else make_fused_reader(indices, some, slab)
         readers.append(fused or PackingReader(indices, some, slab))
     return readers
 
@@ -50,10 +50,10 @@ class PackingReader:
     def read(self, tokens: StepTokens) -> None:
         """See Reader."""
         for index, layer in self._layers:
-            rows, positions, slots = tokens.slots(layer.group, layer.block_size, self._slab.keys.device)
+            rows, positions, slots = tokens.slots(layer.group, layer.block_size, self._slab.device)
             keys, values = layer.read(slots)
             if layer.rope is not None:
-                keys = unrotate(keys, positions, layer.rope)
+                keys = unrotate(keys, positions, layer.rope, dtype=self._slab.row_dtype)
             self._slab.write(index, rows, keys, values)
 
 
@@ -93,6 +93,6 @@ def make_fused_reader(indices: Sequence[int], layers: Sequence[CachedLayer], sla
         return None
     from inferscale_mem.kernels.extract.fused import Extractor  # only now: a CPU needs no Triton
 
-    reader = FusedReader(layers[0], Extractor(slab.keys, slab.values, indices, caches), slab.keys.device)
+    reader = FusedReader(layers[0], Extractor(slab.keys, slab.values, indices, caches), slab.device)
     tune(reader.read_step, layers[0], slab)
     return reader

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inferscale_mem import wire
+from inferscale_mem.config import AUTO
 from inferscale_mem.errors import BudgetError, InputError
 from inferscale_mem.handles import may_name
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
@@ -71,15 +72,22 @@ class SchedulerSide:
         world_size: how many workers must report a record before it is published.
         unsupported: reasons why this model's KV cannot be moved; if any, every order is answered with them.
         key: orders must be signed with it; None obeys everybody.
+        record_dtype: in which workers store records.
     """
 
     def __init__(
-        self, directory: Directory, world_size: int, unsupported: Sequence[str], key: bytes | None = None
+        self,
+        directory: Directory,
+        world_size: int,
+        unsupported: Sequence[str],
+        key: bytes | None = None,
+        record_dtype: str = AUTO,
     ) -> None:
         self.directory = directory
         self._key = key
         self._world_size = world_size
         self._unsupported = tuple(unsupported)
+        self._record_dtype = record_dtype
         self._jobs: dict[str, Job] = {}
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._loads: list[Load] = []
@@ -300,6 +308,7 @@ class SchedulerSide:
             "unsupported": list(self._unsupported),
             "deviations": dict(self._deviations),
             "verifies_handles": self.directory.verify is not None,
+            "record_dtype": self._record_dtype,
         }
 
 

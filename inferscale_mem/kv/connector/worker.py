@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
+from inferscale_mem.config import AUTO
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Capture, StepMetadata, WorkerReport
 from inferscale_mem.kv.connector.reading import Reader, make_readers
 from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import Writer, make_writers
+from inferscale_mem.kv.rope import unrotate
 from inferscale_mem.kv.rope_probe import deviation
-from inferscale_mem.kv.slab import Slab, token_rows
+from inferscale_mem.kv.slab import Slab
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class WorkerSide:
     Args:
         layers: from ``find_layers``.
         num_pages: of the slab; the scheduler side's directory counts the same.
+        record_dtype: in which the slab stores records.
     """
 
-    def __init__(self, layers: Sequence[CachedLayer], num_pages: int) -> None:
-        self._families = [_family(group, num_pages) for group in _by_shape(layers)]
+    def __init__(self, layers: Sequence[CachedLayer], num_pages: int, record_dtype: str = AUTO) -> None:
+        self._families = [_family(group, num_pages, record_dtype) for group in _by_shape(layers)]
         self._report = WorkerReport()
+        self._probed: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
     def load(self, step: StepMetadata) -> None:
         """Write a step's injected tokens into the paged cache, all requests and segments at once."""
@@ -71,11 +75,16 @@ class WorkerSide:
         tokens = StepTokens([((capture.rows,), capture.block_table)])
         for reader in family.readers:
             reader.read(tokens)
-        if capture.probe and capture.final:
-            length = capture.rows.offset + capture.rows.count
-            whole = torch.from_numpy(token_rows(capture.rows.pages, 0, length)).to(family.slab.keys.device)
-            for index, layer in enumerate(family.layers):
-                self._report.deviations[layer.name] = deviation(family.slab.keys[index, whole], layer.rope)
+        for layer in family.layers if capture.probe else ():
+            self._probe(layer, tokens, capture.final)
+
+    def _probe(self, layer: CachedLayer, tokens: StepTokens, final: bool) -> None:
+        """Keys are taken from the paged cache as they are: rounding them to few bits would hide what is looked for."""
+        _, positions, slots = tokens.slots(layer.group, layer.block_size, layer.module.kv_cache.device)
+        keys, _ = layer.read(slots)
+        self._probed[layer.name].append(unrotate(keys, positions, layer.rope))
+        if final:
+            self._report.deviations[layer.name] = deviation(torch.cat(self._probed.pop(layer.name)), layer.rope)
 
 
 def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
@@ -85,9 +94,9 @@ def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
     return list(shapes.values())
 
 
-def _family(layers: list[CachedLayer], num_pages: int) -> Family:
+def _family(layers: list[CachedLayer], num_pages: int, record_dtype: str) -> Family:
     first = layers[0]
     cache = first.module.kv_cache
     shape = (first.num_kv_heads, first.head_size)
-    slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device)
+    slab = Slab(len(layers), num_pages, *shape, cache.dtype, cache.device, record_dtype)
     return Family(tuple(layers), slab, tuple(make_writers(layers, slab)), tuple(make_readers(layers, slab)))

@@ -38,11 +38,11 @@ def make_writers(layers: Sequence[CachedLayer], slab: Slab) -> list[Writer]:
         layers: in the slab's order.
         slab: theirs.
     """
-    scratch = Scratch(slab.keys.shape[2], slab.keys.shape[3], slab.keys.dtype, slab.keys.device)
+    scratch = Scratch(*slab.shape[2:], slab.row_dtype, slab.device)
     writers = []
     for indices in alike(layers):
         some = [layers[index] for index in indices]
-        kernel = _one_pass if slab.keys.device.type == "cpu" else make_fused
+        kernel = _one_pass if slab.device.type == "cpu" else make_fused
         writers.append(kernel(indices, some, slab) or BackendWriter(indices, some, slab, scratch))
     return writers
 
@@ -57,14 +57,14 @@ class BackendWriter:
 
     def write(self, tokens: StepTokens) -> None:
         """See Writer."""
-        rows, positions, slots = tokens.slots(self.group, self.block_size, self._slab.keys.device)
+        rows, positions, slots = tokens.slots(self.group, self.block_size, self._slab.device)
         # Layer by layer, so that rows stay in the processor's cache from the slab to the paged cache.
         keys, values = self._scratch.take(len(rows))
         for index, layer in self._layers:
             self._slab.read(index, rows, keys, values)
             if layer.rope is not None:
                 _rotate_in_place(keys, positions, layer.rope)
-            layer.write(keys, values, slots)
+            layer.write(keys.to(self._slab.dtype), values.to(self._slab.dtype), slots)
 
 
 class OnePassWriter:
@@ -120,7 +120,7 @@ def make_fused(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab
     from inferscale_mem.kernels.inject.fused import Injector as FusedInjector  # only now: a CPU needs no Triton
 
     injector = FusedInjector(slab.keys, slab.values, indices, caches)
-    writer = FusedWriter(layers[0], injector, slab.keys.device)
+    writer = FusedWriter(layers[0], injector, slab.device)
     tune(writer.write_step, layers[0], slab)
     return writer
 
@@ -128,7 +128,7 @@ def make_fused(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab
 def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> Writer | None:
     """None: no kernel for this device, data type or layout."""
     caches = [layer.module.kv_cache for layer in layers]
-    if not all(cache.is_contiguous() and cache.dtype == slab.keys.dtype == torch.bfloat16 for cache in caches):
+    if not all(cache.is_contiguous() and cache.dtype == slab.dtype == torch.bfloat16 for cache in caches):
         return None
     key_layout, value_layout = (find_layout(places) for places in (layers[0].packing.keys, layers[0].packing.values))
     if key_layout is None or value_layout is None:

@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("vllm", reason="the connector needs vLLM")
 
+from inferscale_mem.config import RECORD_DTYPES
+from inferscale_mem.kernels.quantise import parts
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.metadata import Rows
 from inferscale_mem.kv.connector.reading import PackingReader, make_fused_reader
@@ -52,12 +54,13 @@ def a_rope() -> RopeTable:
     return RopeTable(angles.cos(), angles.sin(), True, torch.float32)
 
 
+@pytest.mark.parametrize("record_dtype", RECORD_DTYPES)
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("roped", [True, False])
-def test_writes_what_the_backend_writes(order: str, roped: bool) -> None:
+def test_writes_what_the_backend_writes(order: str, roped: bool, record_dtype: str) -> None:
     rope = a_rope() if roped else None
     layers = layers_of(order, rope)
-    slab = Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE)
+    slab = Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE, record_dtype)
     chosen = [2, 0]
     writer = make_fused(chosen, [layers[n] for n in chosen], slab)
     assert writer is not None
@@ -65,8 +68,9 @@ def test_writes_what_the_backend_writes(order: str, roped: bool) -> None:
         assert not layer.module.kv_cache.count_nonzero()
         layer.module.kv_cache.fill_(float("nan"))
     generator = torch.Generator().manual_seed(0)
-    for tensor in (slab.keys, slab.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    for index in range(LAYERS):
+        numbers = torch.randn(2, *slab.shape[1:], generator=generator).to(DEVICE)
+        slab.write(index, torch.arange(slab.shape[1], device=DEVICE), *numbers)
     long, short = (Rows((5, 1, 2), 3, 20, 2), Rows((4, 0), 0, 13, 22)), (Rows((3, 5), 5, 8, 20),)
     tokens = StepTokens([(long, ([4, 0, 6],)), (short, ([3, 2],))])  # a window has passed the block in the middle
 
@@ -76,17 +80,19 @@ def test_writes_what_the_backend_writes(order: str, roped: bool) -> None:
     assert len(rows) < sum(part.count for part in (*long, *short))
     for index in chosen:
         layers[index].module.kv_cache.fill_(float("nan"))
-        layers[index].write(rotate(slab.keys[index, rows], positions, rope), slab.values[index, rows], slots)
+        keys, values = slab.rows(index, rows)
+        layers[index].write(rotate(keys, positions, rope), values, slots)
     for layer, found in zip(layers, got, strict=True):
         torch.testing.assert_close(found, layer.module.kv_cache, rtol=0, atol=0, equal_nan=True)
     assert all(got[index].nan_to_num().count_nonzero() for index in chosen)
 
 
+@pytest.mark.parametrize("record_dtype", RECORD_DTYPES)
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("roped", [True, False])
-def test_keeps_what_any_packing_keeps(order: str, roped: bool) -> None:
+def test_keeps_what_any_packing_keeps(order: str, roped: bool, record_dtype: str) -> None:
     layers = layers_of(order, a_rope() if roped else None)
-    slabs = [Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE) for _ in range(2)]
+    slabs = [Slab(LAYERS, 6, HEADS, SIZE, torch.float32, DEVICE, record_dtype) for _ in range(2)]
     chosen = [2, 0]
     some = [layers[n] for n in chosen]
     fused = make_fused_reader(chosen, some, slabs[0])
@@ -96,12 +102,14 @@ def test_keeps_what_any_packing_keeps(order: str, roped: bool) -> None:
         layer.module.kv_cache.copy_(torch.randn(layer.module.kv_cache.shape, generator=generator))
     tokens = StepTokens([((Rows((5, 1, 2, 4), 3, 27, 2),), ([4, 6],))])
     for slab, reader in zip(slabs, (fused, PackingReader(chosen, some, slabs[1])), strict=True):
-        for tensor in (slab.keys, slab.values):
-            tensor.fill_(float("nan"))
+        for tensor in (*parts(slab.keys), *parts(slab.values)):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
         reader.read(tokens)
-    for got, wanted in ((slabs[0].keys, slabs[1].keys), (slabs[0].values, slabs[1].values)):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
-        assert int((~wanted.isnan()).sum()) == len(chosen) * 27 * HEADS * SIZE
+    every = torch.arange(slabs[0].shape[1], device=DEVICE)
+    for index in range(LAYERS):
+        for got, wanted in zip(*(slab.rows(index, every) for slab in slabs), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+            assert int((~wanted.isnan()).sum()) == (index in chosen) * 27 * HEADS * SIZE
 
 
 def test_a_cache_that_is_packed_otherwise_goes_through_the_backend() -> None:
