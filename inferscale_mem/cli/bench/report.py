@@ -45,6 +45,7 @@ def machine(engine: Engine, **more: Any) -> dict[str, Any]:
         "inferscale_mem": inferscale_mem.__version__,
         "model": Path(engine.info.model).name,
         "dtype": engine.info.dtype,
+        "record_dtype": engine.info.record_dtype,
         "block_size": engine.info.block_size,
         "bytes_per_token": engine.info.bytes_per_token,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

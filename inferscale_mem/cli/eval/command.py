@@ -20,7 +20,7 @@ from inferscale_mem.cli.bench.report import check_writable, machine, progress
 from inferscale_mem.cli.eval.judge import Judge, judge_all
 from inferscale_mem.cli.eval.locomo import CATEGORIES, DATES, Conversation, read
 from inferscale_mem.cli.eval.log import Log
-from inferscale_mem.config import EncodingConfig, InferScaleConfig
+from inferscale_mem.config import RECORD_DTYPES, EncodingConfig, InferScaleConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.engines import open_engine
 from inferscale_mem.errors import ConfigError, InputError
@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="Hugging Face id or local path (default: as configured)")
     add("--engine", choices=("vllm", "transformers"), help="what runs the model (default: as configured)")
     add("--dtype", default="auto", help="of weights and KV (auto)")
+    add(
+        "--record-dtype", choices=RECORD_DTYPES, default="auto", help="how records are stored: as the KV cache, or less"
+    )
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (the model's)")
     add("--record-gb", type=float, default=4.0, help="budget for records of one conversation, all policies (4)")
     add("--at-once", type=int, default=1, metavar="N", help="questions under way at a time; times mean less then (1)")
@@ -175,7 +178,12 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 def _settings(args: argparse.Namespace) -> InferScaleConfig:
     # A key of its own: evaluating leaves nothing in the user's home but the converted model.
-    engine = {"dtype": args.dtype, "record_bytes": int(args.record_gb * 1e9), "max_model_len": args.max_model_len}
+    engine = {
+        "dtype": args.dtype,
+        "record_dtype": args.record_dtype,
+        "record_bytes": int(args.record_gb * 1e9),
+        "max_model_len": args.max_model_len,
+    }
     if args.engine:
         engine["kind"] = args.engine
     return InferScaleConfig.from_env({"model": args.model, "handle_key": secrets.token_hex(32), "engine": engine})
