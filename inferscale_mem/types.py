@@ -231,6 +231,8 @@ class InjectReport:
         missed: what was asked for and not injected, with reasons; those facts were prefilled as text unless the
             reason says the handle is not valid.
         ttft_ms: milliseconds from handing the request to the engine to its first token.
+        tokens_cached: tokens of the prompt that the engine did not compute, since they were injected or in its prefix
+            cache; None where the engine does not say. For measurements; not part of ``as_dict``.
     """
 
     facts_requested: int
@@ -239,6 +241,7 @@ class InjectReport:
     tokens_prefilled: int
     missed: tuple[Miss, ...] = ()
     ttft_ms: float | None = None
+    tokens_cached: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, for response metadata."""

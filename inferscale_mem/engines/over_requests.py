@@ -39,10 +39,12 @@ class Output:
     Attributes:
         chunks: new pieces of its answers; their reports are not filled in.
         answer: the connector's, when the request is finished.
+        cached: tokens of the prompt that were not computed; None where it is not known.
     """
 
     chunks: tuple[Chunk, ...]
     answer: Mapping[str, Any] | None = None
+    cached: int | None = None
 
 
 Run = Callable[[list[int], Sampling, dict[str, Any], int], AsyncGenerator[Output, None]]
@@ -138,12 +140,12 @@ class RequestEngine(EngineBase):
         room = check_generate(plan, sampling, self._info.max_model_len, self._vocab_size)
         ticket = wire.new_ticket()
         params = self._inject_params(plan, ticket)
-        started, ttft_ms, answer, waiting = time.perf_counter(), None, None, sampling.n
+        started, ttft_ms, answer, cached, waiting = time.perf_counter(), None, None, None, sampling.n
         last: Chunk | None = None
         async with contextlib.aclosing(self._requests.run(plan.token_ids, sampling, params, room)) as outputs:
             async for output in outputs:
                 if ttft_ms is None:
-                    ttft_ms = 1000 * (time.perf_counter() - started)
+                    ttft_ms, cached = 1000 * (time.perf_counter() - started), output.cached
                 answer = output.answer or answer
                 for chunk in output.chunks:
                     waiting -= chunk.finish_reason is not None
@@ -155,7 +157,7 @@ class RequestEngine(EngineBase):
             raise EngineError("The engine ended a request before its answer was complete; its log names the cause.")
         if answer is None and params:  # a stop string ended it
             answer = await self._requests.report(ticket)
-        yield replace(last, report=wire.inject_report(plan, answer, ttft_ms))
+        yield replace(last, report=replace(wire.inject_report(plan, answer, ttft_ms), tokens_cached=cached))
 
     def score(self, plan: PromptPlan, answer: Sequence[int]) -> tuple[NDArray[np.float32], InjectReport]:
         """See protocols.Scorer. One request of one token for each of the answer's places, all at once.

@@ -76,7 +76,8 @@ async def read_outputs(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGen
     try:
         async with contextlib.aclosing(outputs):
             async for output in outputs:
-                yield Output(tuple(map(_chunk, output.outputs)), wire.read_answer(output.kv_transfer_params))
+                answer = wire.read_answer(output.kv_transfer_params)
+                yield Output(tuple(map(_chunk, output.outputs)), answer, output.num_cached_tokens)
     except VLLMValidationError as error:
         raise InputError(f"vLLM cannot do this request: {error}") from error
 

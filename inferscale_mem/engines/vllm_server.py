@@ -100,7 +100,8 @@ class VllmServerEngine(RequestEngine):
                     if error := remote.error_from_json(given):
                         raise error
                     complete = given.get("end", False)
-                    yield Output(tuple(map(remote.chunk_from_json, given["chunks"])), given.get("answer"))
+                    chunks = tuple(map(remote.chunk_from_json, given["chunks"]))
+                    yield Output(chunks, given.get("answer"), given.get("cached"))
             except httpx.HTTPError as error:
                 raise self._broken(error) from error
         if not complete:

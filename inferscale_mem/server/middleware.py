@@ -147,7 +147,8 @@ class _Server:
         async with contextlib.aclosing(self._engine.run(tokens, sampling, params, room)) as outputs:
             async for output in outputs:
                 self._facts.note(params, output.answer)
-                yield {"chunks": [remote.chunk_to_json(chunk) for chunk in output.chunks], "answer": output.answer}
+                chunks = [remote.chunk_to_json(chunk) for chunk in output.chunks]
+                yield {"chunks": chunks, "answer": output.answer, "cached": output.cached}
         yield {"chunks": [], "end": True}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bench_helpers
 import pytest
 
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
@@ -34,7 +35,7 @@ def pair(embedder: LocalEmbedder) -> Iterator[memories.Pair]:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(memory, "open_engine", lambda settings, key: FakeEngine(key=key))
+    bench_helpers.use(monkeypatch, lambda settings, key: FakeEngine(key=key))
     file = tmp_path / "out" / "memory.json"
     given = ["bench", "memory", "--facts", "30,60", "--repeat", "3", "--repeat-add", "2", "--json", str(file)]
     assert cli.main(given) == 0

@@ -7,6 +7,10 @@ import importlib
 
 BENCHMARKS = {
     "ttft": ("inferscale_mem.cli.bench.ttft", "time to first token: plain text, warm prefix cache and injected"),
+    "throughput": (
+        "inferscale_mem.cli.bench.throughput",
+        "requests at once, of different users: plain text, warm prefix cache and injected",
+    ),
     "memory": ("inferscale_mem.cli.bench.memory", "add and search, next to Mem0's own memory"),
 }
 """Benchmark -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it measures."""

@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import logging
-import secrets
 import statistics
 import time
 import warnings
@@ -15,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferscale_mem.cli.bench.report import check_writable, machine, progress, table, write_json, write_pictures
-from inferscale_mem.config import MEGABYTE, InferScaleConfig
-from inferscale_mem.engines import open_engine
+from inferscale_mem.cli.bench.measuring import add_common_arguments, counts, in_turns, opened, spread
+from inferscale_mem.cli.bench.report import check_writable, machine, progress, publish, table
+from inferscale_mem.config import MEGABYTE
 from inferscale_mem.errors import InputError, SelfTestError
-from inferscale_mem.handles import load_key
 from inferscale_mem.protocols import Engine
 
 if TYPE_CHECKING:  # loads Mem0, which the other benchmarks need not wait for
@@ -60,14 +58,11 @@ class Times:
 
     def as_row(self, meta: dict[str, Any]) -> dict[str, Any]:
         """As written to JSON."""
-        low, middle, high = statistics.quantiles(self.ms, n=4) if len(self.ms) > 1 else self.ms * 3
-        spread = {"ms_median": middle, "ms_q1": low, "ms_q3": high, "ms_min": min(self.ms), "ms_max": max(self.ms)}
         return {
             "facts": self.facts,
             "operation": self.operation,
             "memory": self.memory,
-            **{name: round(value, 3) for name, value in spread.items()},
-            "n": len(self.ms),
+            **spread("ms", self.ms),
             **{
                 name: meta[name] for name in ("device", "model", "embedder", "engine", "mem0", "inferscale_mem", "time")
             },
@@ -76,11 +71,10 @@ class Times:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``bench memory``."""
-    parser.add_argument("--facts", type=_counts, default=_counts("1000,20000"), help="facts stored (1000,20000)")
+    parser.add_argument("--facts", type=counts(1), default=counts(1)("1000,20000"), help="facts stored (1000,20000)")
     parser.add_argument("--repeat", type=int, default=21, help="searches measured (21)")
     parser.add_argument("--repeat-add", type=int, default=41, help="adds of each kind measured (41)")
-    parser.add_argument("--model", help="Hugging Face id or local path of the chat model (default: as configured)")
-    parser.add_argument("--json", metavar="FILE", help="write rows, ratios and machine here, and pictures beside it")
+    add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,28 +88,18 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("mem0").setLevel(logging.ERROR)  # what is not installed is told in meta
     warnings.filterwarnings("ignore", "Local mode is not recommended", UserWarning)
-    # A key of its own: measuring leaves nothing in the user's home but the converted model.
-    given = {"model": args.model, "handle_key": secrets.token_hex(32), "engine": {"record_bytes": RECORD_BYTES}}
-    settings = InferScaleConfig.from_env(given)
-    progress("starting the engine")
-    engine = open_engine(settings, load_key(settings))
-    try:
+    with opened(args.model, record_bytes=RECORD_BYTES) as bench:
         embedder = LocalEmbedder()
         vectors = memories.embeddings(embedder, max(args.facts))
         times: list[Times] = []
         for facts in args.facts:
-            with memories.opened(vectors[:facts], embedder, engine, settings) as pair:
+            with memories.opened(vectors[:facts], embedder, bench.engine, bench.settings) as pair:
                 times += measure(pair, facts, args.repeat, args.repeat_add)
-        meta = _meta(engine, str(embedder.config.model))
-    finally:
-        engine.close()
+        meta = _meta(bench.engine, str(embedder.config.model))
     ratios = [ratio(times, facts, operation) for facts in args.facts for operation in GOALS]
     heads = ("facts", "operation", "mem0 ms", "inferscale ms", "inferscale / mem0", "goal")
     print(table(heads, [[str(cell) for cell in row.values()] for row in ratios]))
-    if args.json:
-        result = {"rows": [row.as_row(meta) for row in times], "ratios": ratios, "meta": meta}
-        for written in (write_json(args.json, result), *write_pictures(args.json, _lines(times), PICTURE)):
-            print(f"wrote {written}")
+    publish(args.json, [row.as_row(meta) for row in times], ratios, meta, _lines(times), PICTURE)
     return 0
 
 
@@ -133,7 +117,7 @@ def measure(pair: Pair, facts: int, repeat: int, repeat_add: int) -> list[Times]
         spent: dict[str, list[float]] = {"mem0": [], "inferscale": []}
         for turn in range(rounds + 1):
             progress(f"{facts} facts, {operation}: round {turn + 1} of {rounds + 1}")
-            for name in ("mem0", "inferscale") if turn % 2 else ("inferscale", "mem0"):
+            for name in in_turns(("mem0", "inferscale"), turn):
                 memory = pair.mem0 if name == "mem0" else pair.ours
                 call = _search(memory, question(turn)) if operation == SEARCH else _add(pair, memory, operation, turn)
                 _until_idle(pair)
@@ -238,13 +222,3 @@ def _lines(times: Sequence[Times]) -> dict[str, list[tuple[float, float]]]:
     for row in times:
         lines.setdefault(f"{row.operation}, {row.memory}", []).append((row.facts, statistics.median(row.ms)))
     return lines
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 1000,20000") from error
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError("numbers of facts are 1 or more")
-    return tuple(dict.fromkeys(counts))

@@ -78,6 +78,22 @@ def write_json(file: str, result: Mapping[str, Any]) -> Path:
     return path
 
 
+def publish(
+    file: str | None,
+    rows: Sequence[Mapping[str, Any]],
+    ratios: Sequence[Mapping[str, Any]],
+    meta: Mapping[str, Any],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    labels: Mapping[str, str],
+) -> None:
+    """Write what was measured to a file, and pictures beside it; nothing if there is no file."""
+    if file is None:
+        return
+    result = {"rows": list(rows), "ratios": list(ratios), "meta": dict(meta)}
+    for written in (write_json(file, result), *write_pictures(file, lines, labels)):
+        print(f"wrote {written}")
+
+
 def write_pictures(
     file: str, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
 ) -> list[Path]:
