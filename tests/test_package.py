@@ -148,7 +148,11 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
         ("langchain", r"adapters\.lang(chain|graph)(\..*)?"),
         ("langchain_core", r"adapters\.lang(chain|graph)(\..*)?|cli\.chat\..*"),
         ("langgraph", r"adapters\.langgraph(\..*)?"),
-        ("torch", r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.(embed\w*|vectors)"),
+        (
+            "torch",
+            r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.(embed\w*|vectors)"
+            r"|cli\.bench\.\w*kernel\w*",
+        ),
         ("transformers", r"kv(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
     ],
 )

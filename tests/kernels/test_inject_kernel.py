@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inferscale_mem.kernels.inject.cpu import Injector
-from inferscale_mem.kernels.inject.layout import BlockLayout, find_layout
+from inferscale_mem.kernels.inject.layout import BlockLayout, example, find_layout
 from inferscale_mem.kernels.inject.reference import inject
 from inferscale_mem.kernels.quantise import Stored, quantise
 
@@ -16,36 +16,33 @@ BLOCK, HEADS, SIZE = 32, 3, 32
 Segments = tuple[tuple[int, int], ...]
 
 
-def places(form: str, start: int, size: int = SIZE) -> torch.Tensor:
+def places(form: str, of_values: bool = False, size: int = SIZE) -> torch.Tensor:
     """[BLOCK, HEADS, size]: where a backend that packs like this keeps each element."""
-    numbers = torch.arange(start, start + BLOCK * HEADS * size)
-    if form == "rows":
-        return numbers.view(HEADS, BLOCK, size).permute(1, 0, 2)
-    if form == "columns":
-        return numbers.view(HEADS, size, BLOCK).permute(2, 0, 1)
-    if form == "column pairs":  # [head, group of 16 tokens, pair of channels, token, of the pair]
-        return numbers.view(HEADS, BLOCK // 16, size // 2, 16, 2).permute(1, 3, 0, 2, 4).reshape(BLOCK, HEADS, size)
-    assert form == "token pairs"  # [head, group of 16 channels (or 8), pair of tokens, channel, of the pair]
-    group = 16 if size % 16 == 0 else 8
-    order = numbers.view(HEADS, size // group, BLOCK // 2, group, 2).permute(2, 4, 0, 1, 3)
-    return order.reshape(BLOCK, HEADS, size)
+    return example(form, BLOCK, HEADS, size)[of_values]  # type: ignore[arg-type]
 
 
 FORMS = ("rows", "columns", "column pairs", "token pairs")
 
 
-def layout_of(form: str, start: int = 0, size: int = SIZE) -> BlockLayout:
-    layout = find_layout(places(form, start, size))
+def layout_of(form: str, of_values: bool = False, size: int = SIZE) -> BlockLayout:
+    layout = find_layout(places(form, of_values, size))
     assert layout is not None and layout.form == form
     return layout
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_layouts_are_recognised(form: str) -> None:
-    layout = layout_of(form, 64)
+    layout = layout_of(form, True)
     wanted = torch.from_numpy(layout.token.astype(int))[:, None, None]
     wanted = wanted + torch.arange(HEADS)[:, None] * layout.head_stride + torch.from_numpy(layout.channel.astype(int))
-    assert torch.equal(wanted, places(form, 64))
+    assert torch.equal(wanted, places(form, True))
+
+
+@pytest.mark.parametrize("size", [24, 32, 64])
+@pytest.mark.parametrize("form", FORMS)
+def test_examples_fill_a_block(form: str, size: int) -> None:
+    every = torch.stack([places(form, of_values, size) for of_values in (False, True)]).flatten().sort().values
+    assert torch.equal(every, torch.arange(2 * BLOCK * HEADS * size))
 
 
 def test_other_orders_are_not() -> None:
@@ -115,11 +112,11 @@ def compare(
     blocks = torch.randperm(num_blocks, generator=generator)[positions // BLOCK]
     angles = torch.randn(2, len(positions), half, generator=generator)
     for key_form, value_form in itertools.product(FORMS, FORMS):
-        key_places, value_places = places(key_form, 0, size), places(value_form, BLOCK * HEADS * size, size)
+        key_places, value_places = places(key_form, False, size), places(value_form, True, size)
         chosen = [2, 0]
         shape = (len(chosen), num_blocks, 2 * BLOCK * HEADS * size)
         wanted, got = (torch.full(shape, float("nan"), dtype=torch.bfloat16) for _ in range(2))
-        layouts = layout_of(key_form, 0, size), layout_of(value_form, BLOCK * HEADS * size, size)
+        layouts = layout_of(key_form, False, size), layout_of(value_form, True, size)
         injector = Injector(keys, values, chosen, [*got], *layouts, threads)
         injector(rows, blocks, positions % BLOCK, *angles, is_neox_style)
         for layer, cache in zip(chosen, wanted, strict=True):

@@ -11,6 +11,9 @@ BENCHMARKS = {
         "inferscale_mem.cli.bench.throughput",
         "requests at once, of different users: plain text, warm prefix cache and injected",
     ),
+    "kernels": ("inferscale_mem.cli.bench.kernels", "the kernels that move records, next to a copy of as many bytes"),
+    "e2e": ("inferscale_mem.cli.bench.e2e", "from a query to the first token, search included, next to Mem0's loop"),
+    "encode": ("inferscale_mem.cli.bench.encode", "facts encoded per second, and tokens computed for it, by policy"),
     "memory": ("inferscale_mem.cli.bench.memory", "add and search, next to Mem0's own memory"),
 }
 """Benchmark -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it measures."""

@@ -16,8 +16,10 @@ from uuid import UUID
 from inferscale_mem.adapters.mem0 import InferScaleMemory  # before Mem0: it turns Mem0's telemetry off
 from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
 from inferscale_mem.adapters.mem0.extraction import CheckedLLM
+from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.cli.bench.report import progress
 from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.handles import HandleSigner
 from inferscale_mem.protocols import Engine
 
 from mem0 import Memory  # isort: skip
@@ -85,7 +87,9 @@ def opened(
     The store is filled by Mem0's own class, and copied.
     """
     with tempfile.TemporaryDirectory(prefix="inferscale-bench-") as folder, contextlib.ExitStack() as stack:
-        _fill(Path(folder), vectors, embedder.dims)
+        with _filled(vectors, embedder.dims) as made:
+            for name in ("mem0", "ours"):
+                shutil.copytree(made, Path(folder, name, "qdrant"))
         llm = Echo()
         mem0 = Memory(_config(Path(folder, "mem0"), embedder.dims))
         stack.callback(mem0.vector_store.client.close)
@@ -97,8 +101,19 @@ def opened(
         yield Pair(mem0, ours, llm)
 
 
-def _fill(folder: Path, vectors: Sequence[Sequence[float]], dims: int) -> None:
-    # Embedded Qdrant waits for the disk after every point: made in memory where there is such a place, then copied.
+@contextlib.contextmanager
+def indexed(vectors: Sequence[Sequence[float]], embedder: LocalEmbedder, signer: HandleSigner) -> Iterator[VectorIndex]:
+    """The index over as many facts as there are vectors, with nobody who encodes them."""
+    with _filled(vectors, embedder.dims) as folder, contextlib.ExitStack() as stack:
+        store = Qdrant("mem0", embedder.dims, path=str(folder))
+        stack.callback(store.client.close)
+        yield VectorIndex(signer.store, lambda: store, signer.handle_id, embedder.embed_batch, exclusive=True)
+
+
+@contextlib.contextmanager
+def _filled(vectors: Sequence[Sequence[float]], dims: int) -> Iterator[Path]:
+    """A store with so many facts, for as long as the block lasts."""
+    # Embedded Qdrant waits for the disk after every point: made in memory where there is such a place.
     quick = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=quick if quick.is_dir() else None) as made:
         store = Qdrant("mem0", dims, path=made)
@@ -109,8 +124,7 @@ def _fill(folder: Path, vectors: Sequence[Sequence[float]], dims: int) -> None:
                 [vectors[n] for n in numbers], [_payload(n) for n in numbers], [str(UUID(int=n)) for n in numbers]
             )
         store.client.close()
-        for name in ("mem0", "ours"):
-            shutil.copytree(made, folder / name / "qdrant")
+        yield Path(made)
 
 
 def _payload(number: int) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         for facts in args.facts:
             with memories.opened(vectors[:facts], embedder, bench.engine, bench.settings) as pair:
                 times += measure(pair, facts, args.repeat, args.repeat_add)
-        meta = _meta(bench.engine, str(embedder.config.model))
+        meta = meta_of(bench.engine, str(embedder.config.model), how=HOW, record_bytes=RECORD_BYTES)
     ratios = [ratio(times, facts, operation) for facts in args.facts for operation in GOALS]
     heads = ("facts", "operation", "mem0 ms", "inferscale ms", "inferscale / mem0", "goal")
     print(table(heads, [[str(cell) for cell in row.values()] for row in ratios]))
@@ -203,17 +203,17 @@ def _add(pair: Pair, memory: Any, operation: str, turn: int) -> Callable[[], Any
     return lambda: memory.add(text, user_id=OWNER, infer=infer)
 
 
-def _meta(engine: Engine, embedder: str) -> dict[str, Any]:
+def meta_of(engine: Engine, embedder: str, **more: Any) -> dict[str, Any]:
+    """Of measurements that Mem0 takes part in; ``embedder`` names its model."""
     versions = {name: importlib.metadata.version(name) for name in ("qdrant-client", "numpy")}
     return machine(
         engine,
-        how=HOW,
         mem0=importlib.metadata.version("mem0ai"),
         embedder="/".join(Path(embedder).parts[-2:]),  # packages call the folder "model"
         keyword_search=importlib.util.find_spec("fastembed") is not None,
         entities=importlib.util.find_spec("spacy") is not None,
-        record_bytes=RECORD_BYTES,
         **versions,
+        **more,
     )
 
 

@@ -33,22 +33,29 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def machine(engine: Engine, **more: Any) -> dict[str, Any]:
-    """Device, versions, model and time, for the ``meta`` of results."""
+def system(device: str) -> dict[str, Any]:
+    """Device, versions and time, for the ``meta`` of results."""
     return {
-        "device": engine.info.device,
+        "device": device,
         "machine": platform.machine(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "engine": engine.info.version,
         "torch": importlib.metadata.version("torch"),
         "python": platform.python_version(),
         "inferscale_mem": inferscale_mem.__version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def machine(engine: Engine, **more: Any) -> dict[str, Any]:
+    """The same for an engine, and its model."""
+    return {
+        **system(engine.info.device),
+        "engine": engine.info.version,
         "model": Path(engine.info.model).name,
         "dtype": engine.info.dtype,
         "record_dtype": engine.info.record_dtype,
         "block_size": engine.info.block_size,
         "bytes_per_token": engine.info.bytes_per_token,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         **more,
     }
 

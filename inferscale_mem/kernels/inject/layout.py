@@ -84,3 +84,29 @@ def _run(offsets: np.ndarray, step: int) -> int:
 def _paired(offsets: np.ndarray) -> bool:
     """Whether elements come in twos, the first at an even place."""
     return not np.any(offsets[::2] % 2) and np.array_equal(offsets[1::2], offsets[::2] + 1)
+
+
+def example(form: Form, block_size: int, num_kv_heads: int, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a backend that packs like this keeps each element of a block: in each head its keys, then its values.
+
+    Args:
+        form: of both; "column pairs" keeps 16 tokens together and "token pairs" 16 channels (or 8), as AMX takes them.
+        block_size, num_kv_heads, head_size: a whole number of such groups.
+
+    Returns:
+        Two int64 [block_size, num_kv_heads, head_size], of keys and of values.
+    """
+    count = block_size * head_size
+    numbers = torch.arange(count)
+    if form == "rows":
+        head = numbers.view(block_size, head_size)
+    elif form == "columns":
+        head = numbers.view(head_size, block_size).T
+    elif form == "column pairs":  # [group of tokens, pair of channels, token, of the pair]
+        head = numbers.view(block_size // 16, head_size // 2, 16, 2).permute(0, 2, 1, 3).reshape(block_size, head_size)
+    else:  # [group of channels, pair of tokens, channel, of the pair]
+        group = 16 if head_size % 16 == 0 else 8
+        order = numbers.view(head_size // group, block_size // 2, group, 2).permute(1, 3, 0, 2)
+        head = order.reshape(block_size, head_size)
+    keys = head[:, None, :] + 2 * count * torch.arange(num_kv_heads)[:, None]
+    return keys, keys + count
