@@ -3,6 +3,9 @@
 
 PYTHON ?=
 ARGS ?=
+BENCH ?= ttft throughput e2e memory encode kernels
+RESULTS ?= benchmarks/results
+MACHINE ?= cpu
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -16,7 +19,7 @@ help:
 	@echo "make chat    talk to a model that remembers you (/help in it lists what it can do)"
 	@echo "make test    all tests, fast ones first;  ARGS='-m \"not engine\"' leaves out those that start vLLM"
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   time to first token: injected, plain, and warm prefix cache"
+	@echo "make bench   all benchmarks, some 20 minutes; BENCH='ttft kernels' only these, ARGS for each of them"
 	@echo "make lock    make requirements/cpu.lock again"
 	@echo "make clean   remove .venv and all caches of this folder"
 
@@ -34,7 +37,9 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 bench: $(READY)
-	@$(OFFLINE) $(BIN)/inferscale-mem bench ttft $(ARGS)
+	@for name in $(BENCH); do echo "$$name:"; \
+	  env $(OFFLINE) $(BIN)/inferscale-mem bench $$name --json $(RESULTS)/$$name-$(MACHINE).json $(ARGS) || exit; \
+	done
 
 lock: $(READY)
 	@$(BIN)/python scripts/relock.py $(ARGS)
