@@ -154,8 +154,17 @@ def test_an_answer_in_pieces(fake: Fake, path: str) -> None:
     assert [chunk.text for chunk in chunks] == ["a", "b"]
     assert chunks[0].logprobs == ({7: -0.5},) and chunks[0].token_ids == (7,)
     assert chunks[0].report is None and chunks[1].report is not None
+    assert chunks[1].report.tokens_cached is None, "an older server does not say"
     tokens, sampling, params, room = remote.request_from_json(json.loads(fake.asked[-1][1]))
     assert (tokens, sampling, params, room) == ([1, 2, 3], Sampling(max_tokens=5, stop=("x",)), {}, 5)
+    engine.close()
+
+
+def test_how_much_was_cached_is_what_the_server_says(fake: Fake, path: str) -> None:
+    engine = connect(fake, path)
+    fake.replies = [lines({**said("a"), "cached": 2}, {**said("b", "stop"), "cached": 2}, END)]
+    *_, last = engine.generate(PLAN, Sampling(max_tokens=5))
+    assert last.report is not None and last.report.tokens_cached == 2
     engine.close()
 
 

@@ -49,6 +49,18 @@ def test_bfloat16_is_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
     assert max(found) < 5e-3, found
 
 
+def test_how_much_of_a_prompt_was_cached(vllm_engine: Engine) -> None:
+    """Nothing, whole blocks of a text that is sent again, or what was injected."""
+    prompt = conversation(vllm_engine, 2 * vllm_engine.info.block_size, "cached")
+    total = sum(len(segment.token_ids) for segment in prompt)
+    blocks = (total - 1) // vllm_engine.info.block_size * vllm_engine.info.block_size
+    found = [first_token(vllm_engine, plain(prompt)).report.tokens_cached for _ in range(2)]
+    assert found == [0, blocks] and 0 < blocks < total
+    inject_chained(vllm_engine, prompt)
+    injected = first_token(vllm_engine, prompt).report
+    assert injected.tokens_cached == injected.tokens_injected == total - len(prompt[-1].token_ids)
+
+
 @pytest.fixture(scope="module")
 def float32_engine(smollm2_path: str) -> Iterator[Engine]:
     from inferscale_mem.engines.vllm_local import VllmEngine
