@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -35,8 +34,6 @@ Position = Literal["system", "latest"]
 
 CACHED_FACTS = 16384
 CACHED_HEADERS = 1024
-
-_LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
 
 
 class PromptPlanner:
@@ -73,7 +70,7 @@ class PromptPlanner:
         return Segment("fact", self.fact_tokens(text), self.record_id(handle) if record else None, handle, asked)
 
     def _tokenise_fact(self, text: str) -> tuple[int, ...]:
-        line = _LINE_BREAKS.sub(" ", text.strip())
+        line = " ".join(stripped for part in text.splitlines() if (stripped := part.strip()))
         return tuple(self._tokenizer.encode(f"- {line}\n", literal=True))
 
     # Prompts.

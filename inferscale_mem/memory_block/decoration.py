@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from inferscale_mem.memory_block.literals import Range
 
 BLANKS = " \t\r\u00a0"
 MAX_DECORATION = 256
 """Characters in front of a handle, on its line, that are looked at: bounds the work on odd texts."""
+MAX_SHARED = 512
+"""Characters on each side of a gap that are looked at for what repeats from handle to handle; likewise."""
 
 _WORD = re.compile(r"[^\W\d_]")
-_TAG = re.compile(r"</?[A-Za-z][^<>\n]*>|<!--[^\n]*?-->")
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]*>|<!--(?:(?!<!--)[^\n])*?-->")
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|[nrt])")
 _KEY = re.compile(r"""(?P<quote>\\?["'])[\w .-]*(?P=quote)\s*:""")
 _ATOM = re.compile(r"\b(?:null|None|[tT]rue|[fF]alse|and|or|And|AND|OR)\b")
@@ -100,25 +103,26 @@ def around_entry(text: str, span: Range) -> Range:
 
 def shared_end(text: str, gap: str) -> int:
     """How much of the end of ``text`` is decoration, because the gap ends alike: labels, tags, whole lines."""
-    start = len(text) - _alike(text[::-1], gap[::-1])
-    while start < len(text):
+    first = len(text) - _alike(text[: -MAX_SHARED - 1 : -1], gap[: -MAX_SHARED - 1 : -1])
+    floor = max(0, first - MAX_SHARED)
+    inside = _inside(text[floor:])
+    for start in range(first, len(text)):
         lines, newline, _ = text[start:].rpartition("\n")
         whole_lines = starts_line(text, start) and _WORD.search(lines)
-        if whole_lines if newline else not _inside(text, start):
+        if whole_lines if newline else not inside[start - floor]:
             return len(text) - start if re.search(r"\w", text[start:]) else 0
-        start += 1
     return 0
 
 
 def shared_start(text: str, gap: str) -> int:
     """How much of the start of ``text`` is decoration, because the gap starts alike."""
-    end = _alike(text, gap)
-    while end:
+    last = _alike(text[:MAX_SHARED], gap[:MAX_SHARED])
+    inside = _inside(text[: last + MAX_SHARED])
+    for end in range(last, 0, -1):
         _, newline, lines = text[:end].partition("\n")
         whole_lines = text[end : end + 1] in ("", "\n") and _WORD.search(lines)
-        if whole_lines if newline else not _inside(text, end):
+        if whole_lines if newline else not inside[end]:
             return end if re.search(r"\w", text[:end]) else 0
-        end -= 1
     return 0
 
 
@@ -151,8 +155,10 @@ def starts_line(text: str, at: int) -> bool:
     return at == 0 or text[at - 1] == "\n"
 
 
-def _inside(text: str, at: int) -> bool:
-    """Whether a cut here would go through a word or a tag."""
-    if 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum():
-        return True
-    return any(tag.start() < at < tag.end() for tag in _TAG.finditer(text))
+def _inside(text: str) -> list[bool]:
+    """For each place of a text, its end included: whether a cut there would go through a word or a tag."""
+    words = [before.isalnum() and behind.isalnum() for before, behind in pairwise(text)]
+    inside = [False, *words, False][: len(text) + 1]
+    for tag in _TAG.finditer(text):
+        inside[tag.start() + 1 : tag.end()] = [True] * (tag.end() - tag.start() - 1)
+    return inside
