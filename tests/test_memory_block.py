@@ -200,3 +200,23 @@ def test_long_odd_texts(odd: str) -> None:
 def test_deep_literals_are_characters() -> None:
     text = "[" * 40 + f'"{A}"' + "]" * 40
     assert parts(f"Known: {text}\nOk") == ("Known:\n", "Ok")
+
+
+ODD = 60_000
+"""Characters, give or take: with work that grows with their square, each of these takes half an hour."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{A} {'<!--' * (ODD // 4)} {B}",
+        f"{A} <a {'- ' * (ODD // 6)}X>{B} <a {'- ' * (ODD // 6)}Y>{A} <a {'- ' * (ODD // 6)}Z>",
+        "".join(f"{'-' + chr(10)}" * (ODD // 6) + f"x {handle} " for handle in (A, B, A)),
+        f"<a X{'- ' * (ODD // 6)}>{A}<a Y{'- ' * (ODD // 6)}>{B}<a Z{'- ' * (ODD // 6)}>{A}",
+        f"{A}{' ' * (ODD // 2)}x{' ' * (ODD // 2)}{B}",
+    ],
+    ids=["comments", "an open tag that repeats", "lines that repeat", "tags that repeat", "blanks"],
+)
+def test_work_on_odd_texts_is_bounded(text: str) -> None:
+    before, after = parts(text)
+    assert A not in before + after and B not in before + after

@@ -430,3 +430,11 @@ def test_with_a_real_tokenizer(
     )
     assert [decode(fact.token_ids) for fact in plan.facts] == lines
     assert all(line == f"- {facts[h].text.strip()}\n" for line, h in zip(lines, reversed(order), strict=True))
+
+
+def test_a_fact_is_one_line_whatever_breaks_it(bench: Bench) -> None:
+    tokens = bench.planner.fact_tokens
+    assert tokens(" a \r\n\n\t b\x1cc \u2028\x85 d\x0b") == tokens("a b c d")
+    assert tokens("a  b") != tokens("a b")
+    odd = "a" + " " * 100_000 + "b"  # half a day, with work that grows with its square
+    assert len(tokens(odd)) > 2

@@ -20,6 +20,7 @@ from inferscale_mem.config import EngineConfig, vllm_multiprocessing
 from inferscale_mem.engines.vllm_backends import Backend, BesideBackend, InProcessBackend
 from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
+from inferscale_mem.models.loading import LOADING
 
 CPU_KV_CACHE_BYTES = 1 << 30
 GUIDED = {"backend": "guidance", "disable_any_whitespace": True}
@@ -50,7 +51,10 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
 def _start_backend(config: EngineConfig, vllm_config: VllmConfig) -> Backend:
     logger.info("Starting vLLM %s", vllm_version)
     try:
-        return BesideBackend(vllm_config) if config.multiprocess else InProcessBackend(vllm_config)
+        if config.multiprocess:
+            return BesideBackend(vllm_config)
+        with LOADING:
+            return InProcessBackend(vllm_config)
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(
             f"vLLM {vllm_version} does not start: {error}. Its own log above names the cause; "

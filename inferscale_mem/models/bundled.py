@@ -29,6 +29,7 @@ from transformers import (
 from inferscale_mem.errors import MissingDependencyError, ModelError
 from inferscale_mem.models import CHAT_PACKAGE, say
 from inferscale_mem.models.checksums import Manifest, damage
+from inferscale_mem.models.loading import LOADING
 
 _END_OF_TURN, _END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 _CONTEXT = 8192
@@ -105,13 +106,14 @@ def save(gguf: Path, folder: Path) -> None:
 
 
 def _model(gguf: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent),
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-        local_files_only=True,
-    )
+    with LOADING:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent),
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+            local_files_only=True,
+        )
     # The weights are plain bf16 now; what is left of the GGUF would make a reader look for quantised ones.
     model.config.__dict__.pop("quantization_config", None)
     model.config.__dict__.pop("_model_name_or_path", None)

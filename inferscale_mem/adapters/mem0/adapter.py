@@ -167,7 +167,18 @@ class Adapter:
             me.db = History.over(me.db, core.journal, core.turns)
         if not isinstance(me.vector_store, FactStore):
             self._raw_store = resident(me.vector_store)
-            me.vector_store = FactStore(self._raw_store, core.index, core.changed, core.journal)
+            me.vector_store = FactStore(self._raw_store, core.index, core.changed, core.journal, core.gate.part)
+
+    def _reset(self, reset: Callable[[], object]) -> None:
+        """Mem0's reset, and what follows from it. If it fails, the memory goes on with what is left."""
+        core = self._core
+        with core.journal.resetting() if core is not None else contextlib.nullcontext():
+            try:
+                reset()
+            finally:
+                self._watch()
+        if core is not None:
+            core.forget_turns(None)
 
     def _recover(self, journal: Journal) -> None:
         """Finish what a process was doing when it died."""

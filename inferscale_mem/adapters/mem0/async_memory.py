@@ -13,6 +13,7 @@ from mem0.memory.main import _UNSET
 from inferscale_mem.adapters.mem0 import inputs
 from inferscale_mem.adapters.mem0.adapter import Adapter, emptying, is_emptying, search_scope
 from inferscale_mem.adapters.mem0.core import check_format, within
+from inferscale_mem.adapters.mem0.gate import to_the_end
 from inferscale_mem.service import MemoryService
 
 
@@ -186,15 +187,11 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
             return changes
 
     async def reset(self) -> None:
-        """As Mem0's; all records go too."""
-        async with self._open_core(alone=True) as core:
+        """As Mem0's; all records go too. Raises as the sync one; cancelled, it is finished before it ends."""
+        async with self._open_core(alone=True):
             # Mem0 opens store and history again on its event loop: let it have one of its own.
             parent = super().reset
-            with core.journal.resetting() if core is not None else contextlib.nullcontext():
-                await asyncio.to_thread(lambda: asyncio.run(parent()))
-                await asyncio.to_thread(self._watch)
-            if core is not None:
-                await asyncio.to_thread(core.forget_turns, None)
+            await to_the_end(asyncio.to_thread(self._reset, lambda: asyncio.run(parent())))
 
     def close(self) -> None:
         """Release the engine (unless it was given), the store's lock and the history; blocks until that is done."""

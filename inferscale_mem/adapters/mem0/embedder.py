@@ -16,6 +16,7 @@ from inferscale_mem.adapters.mem0 import forking
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, InputError, MissingDependencyError, ModelError
 from inferscale_mem.models import resolve_embedder
+from inferscale_mem.models.loading import LOADING
 
 BATCH = 64
 """Texts per forward pass."""
@@ -129,7 +130,8 @@ def _load(source: str, device: str) -> _Encoder:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it is over in a moment
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModel.from_pretrained(source)
+        with LOADING:
+            model = AutoModel.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ModelError(f"The embedder {source} cannot be loaded: {error}") from error
     finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 from inferscale_mem.errors import StoreError
 
@@ -95,6 +97,20 @@ class Gate:
         if not outermost:
             do()
 
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """Around work that may outlive its operation: a task that is cancelled ends while its thread goes on."""
+        visit = _current.get()
+        around = next((outer for outer in _around() if outer.gate is self), None)
+        if visit is None or (around is not None and around.loop is None):
+            yield
+            return
+        inside = self.enter()
+        try:
+            yield
+        finally:
+            self.leave(inside)
+
     def shut(self) -> None:
         """Nobody comes in from now on; those who wait are refused."""
         with self._changed:
@@ -154,6 +170,23 @@ class Gate:
             if visit.turn.set_running_or_notify_cancel():
                 self._inside.add(visit)
                 visit.turn.set_result(None)
+
+
+async def to_the_end(work: Awaitable[Any]) -> Any:
+    """Await what must not be left half done: whoever cancels this waits until it has ended."""
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:
+            break  # of the work: given below
+    if cancelled is not None and not task.cancelled():
+        task.exception()
+        raise cancelled
+    return task.result()
 
 
 def _around() -> Iterator[Visit]:

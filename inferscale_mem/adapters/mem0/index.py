@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from inferscale_mem.adapters.mem0.listing import rows
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.adapters.mem0.vectors import VectorTable
 from inferscale_mem.types import Fact, Scope
+
+logger = logging.getLogger(__name__)
 
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
@@ -198,6 +201,18 @@ class VectorIndex:
             for known in (self._entries, self._by_handle, self._groups, self._mortal):
                 known.clear()
             return gone
+
+    def reload(self) -> list[Fact]:
+        """Nobody knows what became of the rows: what there was and is no more. Read later, if that fails now."""
+        with self._lock:
+            before = self.clear()
+            self._loaded = False
+            try:
+                self.load()
+            except Exception as error:
+                logger.warning("The stored facts cannot be read now: %s", error)
+                return []
+            return [fact for fact in before if (now := self._entries.get(fact.id)) is None or now.fact != fact]
 
     def sweep(self) -> list[Fact]:
         """Facts that have expired since the last call."""

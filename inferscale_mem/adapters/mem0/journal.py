@@ -53,10 +53,12 @@ class Journal:
 
     @contextlib.contextmanager
     def resetting(self) -> Iterator[None]:
-        """Everything is being deleted."""
+        """Everything is being deleted. Who lives on sees how that ended; only after a crash it is to be finished."""
         self.begin([ALL])
-        yield
-        self.done([ALL])
+        try:
+            yield
+        finally:
+            self.done([ALL])
 
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[set[str]]:

@@ -197,13 +197,9 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
             return changes
 
     def reset(self) -> None:
-        """As Mem0's; all records go too."""
-        with self._open_core(alone=True) as core:
-            with core.journal.resetting() if core is not None else contextlib.nullcontext():
-                super().reset()
-                self._watch()
-            if core is not None:
-                core.forget_turns(None)
+        """As Mem0's; all records go too. Raises what store or history raise; what is left then can be used on."""
+        with self._open_core(alone=True):
+            self._reset(super().reset)
 
     def close(self) -> None:
         """Release the engine (unless it was given), the store's lock and the history; a new memory can open them."""

@@ -165,15 +165,19 @@ class ResidentQdrant(Qdrant):  # type: ignore[misc]  # Mem0 ships no types
     def delete_col(self) -> None:
         """As Mem0's."""
         with self._writing:
-            super().delete_col()
-            self._rows = None
+            try:
+                super().delete_col()
+            finally:
+                self._rows = None
 
     def reset(self) -> None:
         """As Mem0's."""
         with self._writing:
-            if self.exists:
-                super().reset()
-            self._rows = None
+            try:
+                if self.exists:
+                    super().reset()
+            finally:
+                self._rows = None
 
     # Answered from memory.
 

@@ -33,10 +33,19 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         index: told of every write, after it.
         changed: told of the facts that came and went.
         journal: told of each write before it, and of its history (by that) after it.
+        part: around each write.
     """
 
-    def __init__(self, inner: Any, index: VectorIndex, changed: Changed, journal: Journal) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        index: VectorIndex,
+        changed: Changed,
+        journal: Journal,
+        part: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self.inner = inner
+        self._part = part
         self._journal = journal
         self._index = index
         self._changed = changed
@@ -60,7 +69,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         check_dims(vectors, getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
         # A delete of all may list a row the moment it is stored: it has to wait until the index knows the row.
-        with self._stripes_of(ids or []):
+        with self._part(), self._stripes_of(ids or []):
             self._journal.begin(map(str, ids or []))
             result = self.inner.insert(vectors=vectors, payloads=payloads, ids=ids)
             self._report(builtins.list(zip(map(str, ids or []), payloads or [], vectors, strict=False)))
@@ -75,7 +84,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         """
         check_dims([vector] if vector is not None else [], getattr(self.inner, "embedding_model_dims", None))
         self._index.load()
-        with self._stripes_of([vector_id]):
+        with self._part(), self._stripes_of([vector_id]):
             if self.inner.get(vector_id=vector_id) is None:
                 raise ValueError(f"Memory with id {vector_id} not found; it was deleted meanwhile.")
             self._journal.begin([str(vector_id)])
@@ -89,7 +98,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def delete(self, vector_id: str) -> Any:
         """Delete a row, then report that it is gone."""
         self._index.load()
-        with self._stripes_of([vector_id]):
+        with self._part(), self._stripes_of([vector_id]):
             self._journal.begin([str(vector_id)])
             result = self.inner.delete(vector_id=vector_id)
             gone = self._index.discard(str(vector_id))
@@ -99,19 +108,11 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
 
     def reset(self) -> Any:
         """Delete all rows, then report that they are gone."""
-        self._index.load()
-        with self._all_stripes():
-            result = self.inner.reset()
-            self._changed([], self._index.clear())
-        return result
+        return self._emptied(self.inner.reset)
 
     def delete_col(self) -> Any:
         """As ``reset``, and the collection with them."""
-        self._index.load()
-        with self._all_stripes():
-            result = self.inner.delete_col()
-            self._changed([], self._index.clear())
-        return result
+        return self._emptied(self.inner.delete_col)
 
     # Read, as they are.
 
@@ -146,6 +147,17 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def col_info(self) -> Any:
         """See Mem0."""
         return self.inner.col_info()
+
+    def _emptied(self, empty: Callable[[], Any]) -> Any:
+        self._index.load()
+        with self._all_stripes():
+            try:
+                result = empty()
+            except BaseException:  # some rows may be gone, or all
+                self._changed([], self._index.reload())
+                raise
+            self._changed([], self._index.clear())
+        return result
 
     def _stripes_of(self, rows: Iterable[object]) -> contextlib.ExitStack:
         return self._holding({hash(str(row)) % STRIPES for row in rows})

@@ -15,6 +15,7 @@ from inferscale_mem.engines.hf.records import LayerShape
 from inferscale_mem.engines.hf.support import obstacles
 from inferscale_mem.errors import ConfigError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.rope_probe import TOLERANCE
+from inferscale_mem.models.loading import LOADING
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -116,7 +117,8 @@ def _load_config(path: str) -> Any:
 
 def _load_model(path: str, dtype: torch.dtype | str) -> Any:
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        with LOADING:
+            return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"The model at {path!r} cannot be loaded: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
 import threading
@@ -17,6 +18,7 @@ from inferscale_mem import AsyncInferScaleMemory, InferScaleMemory
 from inferscale_mem.adapters.mem0 import core as core_module
 from inferscale_mem.adapters.mem0.gate import Gate
 from inferscale_mem.adapters.mem0.history import History
+from inferscale_mem.adapters.mem0.store import FactStore
 from inferscale_mem.errors import StoreError
 
 ALICE = {"user_id": "alice"}
@@ -405,3 +407,84 @@ def test_two_delete_all_at_once(memory: InferScaleMemory, threads: ThreadPoolExe
     for done in [threads.submit(memory.delete_all, **ALICE) for _ in range(2)]:
         assert done.result(60) == {"message": "Memories deleted successfully!"}
     assert listed(memory) == [] and turns(memory) == 0
+
+
+# A reset that does not come to its end.
+
+
+def test_after_a_reset_that_failed_the_memory_goes_on(open_memory: Callable[..., Any]) -> None:
+    memory = open_memory()
+    memory.add("I keep bees", **ALICE, infer=False)
+    reset = memory._raw_store.reset
+
+    def away() -> None:
+        raise ConnectionError("the store is away")
+
+    memory._raw_store.reset = away
+    with pytest.raises(ConnectionError):
+        memory.reset()
+    memory._raw_store.reset = reset
+    assert isinstance(memory.vector_store, FactStore) and isinstance(memory.db, History)
+    (handle,) = (hit["memory"] for hit in memory.search("bees", filters=ALICE)["results"])
+    assert memory.resolve(handle) == "I keep bees", "what is still stored is still known"
+    memory.add("I keep goats", **ALICE, infer=False)
+    memory.close()
+
+    again = open_memory()
+    assert sorted(fact["memory"] for fact in again.get_all(filters=ALICE)["results"]) == ["I keep bees", "I keep goats"]
+
+
+def test_rows_that_a_failed_reset_has_deleted_are_gone(memory: InferScaleMemory) -> None:
+    memory.add("I keep bees", **ALICE, infer=False)
+    (handle,) = (hit["memory"] for hit in memory.search("bees", filters=ALICE)["results"])
+    assert memory.service.wait(30)
+    create = memory._raw_store.create_col
+
+    def away(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the store is away")
+
+    memory._raw_store.create_col = away
+    with pytest.raises(ConnectionError):
+        memory.reset()
+    memory._raw_store.create_col = create
+    memory._raw_store.create_col(384, False)
+    assert memory.resolve(handle) == handle
+    assert memory.service.engine.status().records <= 1, "the header's is left"
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.1])
+async def test_a_reset_that_is_cancelled_is_finished_first(async_memory: AsyncInferScaleMemory, after: float) -> None:
+    await async_memory.add("I keep bees", **ALICE, infer=False)
+    reset = asyncio.create_task(async_memory.reset())
+    await asyncio.sleep(after)
+    reset.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reset
+    assert isinstance(async_memory.vector_store, FactStore) and isinstance(async_memory.db, History)
+    await async_memory.add("I keep goats", **ALICE, infer=False)
+    hits = (await async_memory.search("animals", filters=ALICE))["results"]
+    texts = {await async_memory.resolve(hit["memory"]) for hit in hits}
+    assert "I keep goats" in texts and len(texts) == len(hits)
+    assert not async_memory._core.journal._open
+
+
+async def test_a_reset_waits_for_a_write_whose_task_was_cancelled(async_memory: AsyncInferScaleMemory) -> None:
+    insert, waits, go_on = async_memory._raw_store.insert, threading.Event(), threading.Event()
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        waits.set()
+        assert go_on.wait(30)
+        return insert(*args, **kwargs)
+
+    async_memory._raw_store.insert = slow
+    add = asyncio.create_task(async_memory.add("I keep bees", **ALICE, infer=False))
+    assert await asyncio.to_thread(waits.wait, 30)
+    add.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await add
+    reset = asyncio.create_task(async_memory.reset())
+    await asyncio.sleep(SOON)
+    assert not reset.done()
+    go_on.set()
+    await reset
+    assert (await async_memory.get_all(filters=ALICE))["results"] == []
