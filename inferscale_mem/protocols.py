@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.types import (
     Chunk,
     EncodePlan,
@@ -93,19 +93,24 @@ class Engine(Protocol):
         """As generate."""
         ...
 
-    def drop(self, handles: Sequence[str]) -> None:
-        """Forget every record of these handles, wherever its bytes lie, those being encoded included."""
+    def drop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
+        """Forget every record of these handles, wherever its bytes lie, those being encoded included.
+
+        Args:
+            handles: whose records go.
+            alive: those of them whose facts are still there. What the others stand for is forgotten too, for good,
+                where others than this process make prompts.
+        """
         ...
 
-    async def adrop(self, handles: Sequence[str]) -> None:
+    async def adrop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         """As drop."""
         ...
 
-    def announce(self, announcement: Announcement) -> list[str]:
+    def announce(self, announcement: Announcement) -> Announced:
         """Tell what handles stand for, where others than this process make prompts; no effect elsewhere.
 
-        Returns:
-            The handles of those facts that there is no record of.
+        What was dropped as gone stays unknown, whenever it is announced, unless the announcer knew of that drop.
         """
         ...
 

@@ -135,6 +135,8 @@ class Announcement:
         facts: lasting handle -> fact.
         free_tokens: and as many facts as fit in so many tokens, with what stands behind them.
         strict: whether the memory takes only handles that expire.
+        moment: the latest drop that the announcer knew of when it looked whether the facts are there: what was dropped
+            as gone later is gone.
     """
 
     store: str
@@ -143,11 +145,12 @@ class Announcement:
     facts: Mapping[str, Fact]
     free_tokens: int = 0
     strict: bool = False
+    moment: int = 0
 
     def to_bytes(self) -> bytes:
         """As it travels."""
         facts = [[handle, f.id, f.text, f.scope.owners, f.revision] for handle, f in self.facts.items()]
-        how = {name: getattr(self, name) for name in ("store", "fingerprint", "text_tail", "free_tokens", "strict")}
+        how = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "facts"}
         return json.dumps({**how, "facts": facts}).encode("ascii")
 
     @classmethod
@@ -164,10 +167,42 @@ class Announcement:
                 for handle, name, text, owners, revision in given["facts"]
             }
             tail, free = int(given["text_tail"]), int(given.get("free_tokens", 0))
-            strict = bool(given.get("strict", False))
-            return cls(str(given["store"]), str(given["fingerprint"]), tail, facts, free, strict)
+            strict, moment = bool(given.get("strict", False)), int(given.get("moment", 0))
+            return cls(str(given["store"]), str(given["fingerprint"]), tail, facts, free, strict, moment)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"The announcement cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What was made of an announcement.
+
+    Attributes:
+        missing: handles of facts that there is no record of.
+        gone: handles that are not taken: they were dropped as gone, and the announcer may not have known.
+        moment: of the latest drop; see ``Announcement``.
+    """
+
+    missing: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    moment: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Any) -> Announced:
+        """Read it.
+
+        Raises:
+            EngineError: it cannot be read.
+        """
+        try:
+            missing, gone = (tuple(map(str, given[name])) for name in ("missing", "gone"))
+            return cls(missing, gone, int(given["moment"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"The server's answer to an announcement cannot be read: {error!r}") from error
 
 
 def sign_body(body: bytes, key: bytes) -> str:

@@ -23,7 +23,7 @@ from inferscale_mem.prompt import Position, PromptPlanner, check_length
 from inferscale_mem.protocols import Engine, FactIndex, Scorer
 from inferscale_mem.recording.owed import OwedDrops
 from inferscale_mem.recording.recorder import Recorder
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.text_tail import free_tokens
 from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Chunk, Fact, InjectReport, Messages, Miss, PromptPlan, Sampling, Scope, Segment
@@ -163,11 +163,8 @@ class MemoryService:
         """Have a server know what handles stand for; what it has lost the records of is encoded again."""
         since = self.recorder.moment
         known = {self.signer.mint(fact): fact for fact in facts}
-        said = Announcement(
-            self.index.store, self.fingerprint, self.text_tail, known, self.free_tokens, self.signer.strict
-        )
         try:
-            missing = self.engine.announce(said)
+            missing = self._announce(known)
         except EngineError as error:
             logger.warning(
                 "The server does not know %d facts, so it takes their handles for text: %s", len(known), error
@@ -177,6 +174,17 @@ class MemoryService:
             plan = PromptPlan(tuple(self.planner.fact_segment(known[handle].text, handle) for handle in missing))
             report = InjectReport(len(missing), 0, 0, 0, tuple(Miss(handle, ABSENT) for handle in missing))
             self.recorder.observe(report, plan, since)
+
+    def _announce(self, facts: Mapping[str, Fact]) -> tuple[str, ...]:
+        """Those of the facts, by lasting handle, that are known now and have no record."""
+        said = Announcement(
+            self.index.store, self.fingerprint, self.text_tail, facts, self.free_tokens, self.signer.strict
+        )
+        heard = self.engine.announce(said)
+        # Most likely they were deleted while this was under way. The index knows: it is asked after the drop.
+        back = {h: facts[h] for h in heard.gone if h in facts and self.index.by_handle_id(split(h)[0]) is not None}
+        again = self.engine.announce(replace(said, facts=back, moment=heard.moment)) if back else Announced()
+        return heard.missing + again.missing
 
     def remove(self, gone: Iterable[Fact | str]) -> None:
         """Forget the records of facts (or lasting handles) that the index no longer has, and all that has seen them."""

@@ -10,7 +10,7 @@ import hmac
 import json
 import secrets
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -89,9 +89,9 @@ def encode_params(plan: EncodePlan, op: Op = "encode") -> dict[str, Any]:
     return _params(op, segments=_segments(plan.segments), spans=spans, scope=plan.scope, store=plan.store)
 
 
-def drop_params(handles: Sequence[str]) -> dict[str, Any]:
-    """Parameters of a request that makes the engine forget."""
-    return _params("drop", handles=list(handles))
+def drop_params(handles: Sequence[str], alive: Collection[str] = ()) -> dict[str, Any]:
+    """Parameters of a request that makes the engine forget records; ``alive``: of these the facts are still there."""
+    return _params("drop", handles=list(handles), alive=[handle for handle in handles if handle in alive])
 
 
 def report_params(ticket: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from inferscale_mem.protocols import ChatTokenizer, Engine
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.types import (
     Chunk,
     EncodePlan,
@@ -119,16 +119,16 @@ class GatedEngine:
     def agenerate(self, plan: PromptPlan, sampling: Sampling) -> AsyncIterator[Chunk]:
         return self.inner.agenerate(plan, sampling)
 
-    def drop(self, handles: Sequence[str]) -> None:
+    def drop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         self.drops.step()
-        self.inner.drop(handles)
+        self.inner.drop(handles, alive)
         self.dropped_handles += handles
         self.dropped.step()
 
-    async def adrop(self, handles: Sequence[str]) -> None:
-        await asyncio.to_thread(self.drop, handles)
+    async def adrop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
+        await asyncio.to_thread(self.drop, handles, alive)
 
-    def announce(self, announcement: Announcement) -> list[str]:
+    def announce(self, announcement: Announcement) -> Announced:
         return self.inner.announce(announcement)
 
     def status(self) -> EngineStatus:

@@ -297,7 +297,7 @@ def test_an_engine_that_fails_to_drop_is_heard_and_the_fact_stays_not_ready(scen
     scene.add(first, second)
     scene.settle()
 
-    def broken(handles: object) -> None:
+    def broken(handles: object, alive: object = ()) -> None:
         raise EngineError("no answer")
 
     drop, scene.engine.inner.drop = scene.engine.inner.drop, broken  # type: ignore[method-assign]
@@ -697,7 +697,7 @@ def test_an_engine_that_refuses_to_drop_keeps_nobody_from_being_encoded(scene: R
     scene.add(gone)
     scene.settle()
 
-    def broken(handles: object) -> None:
+    def broken(handles: object, alive: object = ()) -> None:
         raise EngineError("no")
 
     drop, scene.engine.inner.drop = scene.engine.inner.drop, broken  # type: ignore[method-assign]

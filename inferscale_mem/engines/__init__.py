@@ -6,14 +6,14 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferscale_mem.config import EngineConfig, InferScaleConfig
 from inferscale_mem.errors import EngineClosedError, InputError, MissingDependencyError
 from inferscale_mem.models import resolve_model
 from inferscale_mem.protocols import ChatTokenizer, Engine, Scorer
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.types import (
     Chunk,
     EncodePlan,
@@ -143,15 +143,15 @@ class SharedEngine:
             raise InputError(f"{engine.info.version} does not give probabilities of whole answers; use vLLM.")
         return engine.score(plan, answer)
 
-    def drop(self, handles: Sequence[str]) -> None:
+    def drop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         """See protocols.Engine."""
-        self._held.drop(handles)
+        self._held.drop(handles, alive)
 
-    async def adrop(self, handles: Sequence[str]) -> None:
+    async def adrop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         """See protocols.Engine."""
-        await self._held.adrop(handles)
+        await self._held.adrop(handles, alive)
 
-    def announce(self, announcement: Announcement) -> list[str]:
+    def announce(self, announcement: Announcement) -> Announced:
         """See protocols.Engine."""
         return self._held.announce(announcement)
 

@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from inferscale_mem.errors import EngineClosedError
 from inferscale_mem.protocols import ChatTokenizer
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.types import Chunk, EncodePlan, EncodeReport, EngineInfo, EngineStatus, PromptPlan, Sampling
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class EngineBase(abc.ABC):
     def _generate(self, plan: PromptPlan, sampling: Sampling) -> AsyncGenerator[Chunk, None]: ...
 
     @abc.abstractmethod
-    async def _drop(self, handles: Sequence[str]) -> None: ...
+    async def _drop(self, handles: Sequence[str], alive: Collection[str]) -> None: ...
 
     @abc.abstractmethod
     async def _status(self) -> EngineStatus: ...
@@ -112,17 +112,17 @@ class EngineBase(abc.ABC):
         """See protocols.Engine."""
         return await asyncio.wrap_future(self._submit(self._encode(plan)))
 
-    def drop(self, handles: Sequence[str]) -> None:
+    def drop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         """See protocols.Engine."""
-        self._submit(self._drop(handles)).result()
+        self._submit(self._drop(handles, alive)).result()
 
-    async def adrop(self, handles: Sequence[str]) -> None:
+    async def adrop(self, handles: Sequence[str], alive: Collection[str] = ()) -> None:
         """See protocols.Engine."""
-        await asyncio.wrap_future(self._submit(self._drop(handles)))
+        await asyncio.wrap_future(self._submit(self._drop(handles, alive)))
 
-    def announce(self, announcement: Announcement) -> list[str]:
+    def announce(self, announcement: Announcement) -> Announced:
         """See protocols.Engine; an engine of this process need not be told."""
-        return []
+        return Announced()
 
     def status(self) -> EngineStatus:
         """See protocols.Engine."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -181,9 +181,9 @@ class RequestEngine(EngineBase):
         asks = self._info.connector and any(segment.record for segment in plan.segments)
         return wire.inject_params(plan, ticket) if asks else {}
 
-    async def _drop(self, handles: Sequence[str]) -> None:
+    async def _drop(self, handles: Sequence[str], alive: Collection[str]) -> None:
         if handles and self._info.connector:
-            await self._requests.ask(wire.drop_params(handles))
+            await self._requests.ask(wire.drop_params(handles, alive))
 
     async def _status(self) -> EngineStatus:
         return await self._requests.status() if self._info.connector else EngineStatus(0, 0, 0, {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -246,7 +246,7 @@ class TransformersEngine(EngineBase):
         assert logits is not None, "at least one token is always computed"
         return logits
 
-    async def _drop(self, handles: Sequence[str]) -> None:
+    async def _drop(self, handles: Sequence[str], alive: Collection[str]) -> None:
         self._directory.drop(handles)
 
     async def _status(self) -> EngineStatus:

@@ -107,15 +107,15 @@ class VllmServerEngine(RequestEngine):
         if not complete:
             raise EngineError(f"The server at {self._base} broke off in the middle of an answer; ask again.")
 
-    def announce(self, announcement: remote.Announcement) -> list[str]:
+    def announce(self, announcement: remote.Announcement) -> remote.Announced:
         """See protocols.Engine."""
-        return self._submit(self._announce(announcement)).result() if self._info.connector else []
+        return self._submit(self._announce(announcement)).result() if self._info.connector else remote.Announced()
 
-    async def _announce(self, announcement: remote.Announcement) -> list[str]:
+    async def _announce(self, announcement: remote.Announcement) -> remote.Announced:
         body = announcement.to_bytes()
         signature = remote.sign_body(body, self._key or b"")
         async with self._sent("POST", f"{remote.PREFIX}/facts", body, {remote.SIGNATURE: signature}) as response:
-            return [str(handle) for handle in json.loads(await response.aread())["missing"]]
+            return remote.Announced.from_json(json.loads(await response.aread()))
 
     async def _get(self, path: str) -> Any:
         async with self._sent("GET", path) as response:

@@ -80,6 +80,11 @@ class FactEncoder:
         logger.info("Encoding %d of %d facts in the background", len(order), len(facts))
         return [self.job(fact) for fact in order]
 
+    def alive(self, handles: Iterable[str]) -> list[str]:
+        """Those of these lasting handles whose facts the index has."""
+        found = {handle: self._index.by_handle_id(split(handle)[0]) for handle in handles}
+        return [handle for handle, fact in found.items() if fact is not None and self._signer.mint(fact) == handle]
+
     def encode(self, job: Job, is_ready: Callable[[str], bool]) -> Outcome | None:
         """Encode a job's fact; None if the index does not have it (any more).
 

@@ -142,7 +142,7 @@ class Recorder:
     def remove(self, gone: Iterable[Fact | str]) -> None:
         """Forget the records of these facts (or lasting handles); returns when the engine has.
 
-        Whatever has seen them while it was encoded is dropped too, and queued again.
+        Whatever has seen them while it was encoded is dropped too, and queued again; its facts stay known.
 
         Raises:
             HandleError: a string is not a lasting handle; nothing was removed.
@@ -158,7 +158,7 @@ class Recorder:
             doomed, again = self._ledger.withdraw(handles)
             self._state.notify_all()
         try:
-            self._engine.drop(doomed)
+            self._engine.drop(doomed, alive=doomed[len(handles) :])
         except (EngineClosedError, CancelledError):
             logger.debug("The engine is closed; %d records are gone with it, or wait for the next start", len(doomed))
             self._owed.add(doomed)
@@ -304,7 +304,7 @@ class Recorder:
         """Have the drops done that are owed. What was encoded meanwhile under these handles goes, and is made again."""
         owed = list(self._owed)
         try:
-            self._engine.drop(owed)
+            self._engine.drop(owed, alive=self._encoder.alive(owed))
         except (EngineClosedError, CancelledError):
             raise
         except Exception as error:
@@ -335,7 +335,7 @@ class Recorder:
                 self._skip(flight)
             elif self._settle(flight, outcome):
                 try:
-                    self._engine.drop([flight.job.handle])
+                    self._engine.drop([flight.job.handle], alive=[] if flight.dead else [flight.job.handle])
                 except EngineClosedError:
                     raise
                 except EngineError:

@@ -13,7 +13,7 @@ from inferscale_mem import wire
 from inferscale_mem.errors import HandleError
 from inferscale_mem.handles import UNKNOWN, refusal, split, verify_tag
 from inferscale_mem.kv.directory import ABSENT, CHANGED
-from inferscale_mem.remote import Announcement
+from inferscale_mem.remote import Announced, Announcement
 from inferscale_mem.types import Fact
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,27 @@ class FactTable:
         self._facts: OrderedDict[str, Known] = OrderedDict()  # by lasting handle
         self._named: dict[str, frozenset[str]] = {}  # id -> lasting handles with it: one for each store with the fact
         self._strict: dict[str, bool] = {}  # store -> whether the memory that announced last takes expiring ones only
+        self._gone: OrderedDict[str, int] = OrderedDict()  # lasting handle -> moment of its drop
+        self._moment = 0
         self._ready: set[str] = set()
         self._records: dict[str, set[str]] = {}  # handle -> those of its records that are ready
 
-    def announce(self, said: Announcement) -> list[str]:
-        """Remember facts; returns the handles of those without a record. Handles that are not genuine are left out."""
+    def announce(self, said: Announcement) -> Announced:
+        """Remember facts. Handles that are not genuine are left out.
+
+        So are those of facts that were dropped as gone: an announcement may have been under way for longer than the
+        drop was. It counts again if who announces knew of the drop, and found the fact there all the same.
+        """
         self._strict[said.store] = said.strict
-        missing = []
+        missing, gone = [], []
         for handle, fact in said.facts.items():
             if not verify_tag(self._key, handle, said.store, fact.scope):
                 logger.warning("A fact was announced with a handle that is not genuine; it is left out")
                 continue
+            if self._gone.get(handle, 0) > said.moment:
+                gone.append(handle)
+                continue
+            self._gone.pop(handle, None)
             how = (said.store, said.fingerprint, said.text_tail, said.free_tokens)
             known = self._facts[handle] = Known(handle, fact, *how)
             self._facts.move_to_end(handle)
@@ -70,7 +80,7 @@ class FactTable:
                 missing.append(handle)
         while len(self._facts) > self._most:
             self._take(next(iter(self._facts)))
-        return missing
+        return Announced(tuple(missing), tuple(gone), self._moment)
 
     def get(self, handle: str) -> Known | str:
         """What a handle that somebody shows stands for, or why it stands for nothing."""
@@ -99,8 +109,12 @@ class FactTable:
         order = params.get(wire.KEY)
         if answer is None or "error" in answer or not isinstance(order, Mapping):
             return
+        alive = set(order.get("alive") or ())
         for handle in order.get("handles") or ():
-            self._forget(handle)
+            if handle in alive:
+                self.lost([handle])
+            else:
+                self._forget(handle)
         kept = set(answer.get("encoded", ()))
         for span in order.get("spans") or ():
             if span["record"] in kept and span.get("handle"):
@@ -116,6 +130,11 @@ class FactTable:
     def _forget(self, handle: str) -> None:
         self._take(handle)
         self.lost([handle])
+        # Goes up over restarts, too: what was said to a server that is no more must not count against a later drop.
+        self._moment = self._gone[handle] = max(self._moment + 1, time.time_ns())
+        self._gone.move_to_end(handle)
+        if len(self._gone) > self._most:
+            self._gone.popitem(last=False)
 
     def _take(self, handle: str) -> None:
         if self._facts.pop(handle, None) is None:

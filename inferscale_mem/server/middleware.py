@@ -128,7 +128,7 @@ class _Server:
         if not remote.is_signed_body(body, headers.get(remote.SIGNATURE, ""), self._engine.key):
             await answer(send, 403, {"error": "The body is not signed with this server's handle key."})
             return
-        await answer(send, 200, {"missing": self._facts.announce(remote.Announcement.from_bytes(body))})
+        await answer(send, 200, self._facts.announce(remote.Announcement.from_bytes(body)).to_json())
 
     async def _requests(self, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -219,7 +219,7 @@ class FakeEngine(EngineBase):
         variant = f" ({index})" if index else ""
         return f"You said: {end}{variant}"
 
-    async def _drop(self, handles: Sequence[str]) -> None:
+    async def _drop(self, handles: Sequence[str], alive: Collection[str]) -> None:
         self.drops.extend(handles)
         self._directory.drop(handles)
 

@@ -214,13 +214,16 @@ def test_facts_are_announced_signed(fake: Fake, path: str) -> None:
 
     engine = connect(fake, path)
     said = remote.Announcement("store", "print", 1, {"h": Fact("1", "é\n", Scope(user_id="a"), "2")})
-    fake.replies = [(200, b'{"missing": ["h"]}')]
-    assert engine.announce(said) == ["h"]
+    fake.replies = [(200, b'{"missing": ["h"], "gone": ["g"], "moment": 7}')]
+    assert engine.announce(said) == remote.Announced(("h",), ("g",), 7)
     _, body, headers = fake.asked[-1]
     assert remote.is_signed_body(body, headers[remote.SIGNATURE], KEY)
     assert not remote.is_signed_body(body, headers[remote.SIGNATURE], bytes(32))
     assert not remote.is_signed_body(body + b" ", headers[remote.SIGNATURE], KEY)
     assert remote.Announcement.from_bytes(body) == said
+    fake.replies = [(200, b'{"missing": ["h"]}')]
+    with pytest.raises(EngineError, match="cannot be read"):
+        engine.announce(said)
     engine.close()
 
 

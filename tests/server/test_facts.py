@@ -38,7 +38,7 @@ def encode(table: FactTable, name: str, answer: dict[str, object] | None = None)
 
 def test_a_fact_is_known_by_its_very_handle() -> None:
     table = FactTable(KEY)
-    assert table.announce(said("tea")) == [handle("tea")]
+    assert table.announce(said("tea")).missing == (handle("tea"),)
     known = table.get(handle("tea"))
     assert isinstance(known, Known) and (known.fact, known.store, known.fingerprint, known.text_tail) == (
         fact("tea"),
@@ -61,8 +61,8 @@ def test_how_much_is_left_to_prefill_travels_along() -> None:
 def test_a_handle_that_is_not_genuine_is_left_out() -> None:
     table = FactTable(KEY)
     bobs = dataclasses.replace(fact("tea"), scope=Scope(user_id="bob"))
-    assert table.announce(Announcement("store", "print", 0, {handle("tea"): bobs})) == []
-    assert table.announce(dataclasses.replace(said("tea"), store="other")) == []
+    assert table.announce(Announcement("store", "print", 0, {handle("tea"): bobs})).missing == ()
+    assert table.announce(dataclasses.replace(said("tea"), store="other")).missing == ()
     assert table.get(handle("tea")) == UNKNOWN
 
 
@@ -71,11 +71,11 @@ def test_records_come_and_go_with_what_the_connector_says() -> None:
     table.announce(said("tea", "rain"))
     encode(table, "tea")
     assert table.is_ready(record("tea")) and not table.is_ready(record("rain"))
-    assert table.announce(said("tea", "rain")) == [handle("rain")]
+    assert table.announce(said("tea", "rain")).missing == (handle("rain"),)
     table.note(wire.status_params(), {"missed": [[handle("tea"), BEHIND]]})
     assert table.is_ready(record("tea"))
     table.note(wire.status_params(), {"missed": [[handle("tea"), ABSENT]]})
-    assert table.announce(said("tea")) == [handle("tea")]
+    assert table.announce(said("tea")).missing == (handle("tea"),)
 
 
 def test_what_the_connector_refused_is_not_believed() -> None:
@@ -96,6 +96,46 @@ def test_dropped_is_unknown() -> None:
     encode(table, "tea")
     table.note(wire.drop_params([handle("tea"), "self-test.rope"]), {})
     assert table.get(handle("tea")) == UNKNOWN and not table.is_ready(record("tea"))
+
+
+def test_what_only_lost_its_record_stays_known() -> None:
+    table = FactTable(KEY)
+    table.announce(said("tea", "rain"))
+    encode(table, "tea")
+    encode(table, "rain")
+    table.note(wire.drop_params([handle("tea"), handle("rain")], alive=[handle("rain")]), {})
+    assert table.get(handle("tea")) == UNKNOWN
+    assert isinstance(table.get(handle("rain")), Known) and not table.is_ready(record("rain"))
+    assert table.announce(said("rain")).missing == (handle("rain"),)
+
+
+def test_what_is_gone_is_not_taken_from_whoever_may_not_know() -> None:
+    table = FactTable(KEY)
+    before = table.announce(said("tea"))
+    table.note(wire.drop_params([handle("tea")]), {})
+    late = table.announce(dataclasses.replace(said("tea", "rain"), moment=before.moment))
+    assert (late.missing, late.gone) == ((handle("rain"),), (handle("tea"),))
+    assert table.get(handle("tea")) == UNKNOWN
+    table.note(wire.drop_params([handle("tea")]), {})  # once more, after the announcer looked
+    knowing = dataclasses.replace(said("tea"), moment=late.moment)
+    assert table.announce(knowing).gone == (handle("tea"),)
+    last = table.announce(said("rain")).moment
+    again = table.announce(Announcement.from_bytes(dataclasses.replace(knowing, moment=last).to_bytes()))
+    assert again.gone == () and isinstance(table.get(handle("tea")), Known)
+
+
+def test_not_every_drop_is_remembered_forever() -> None:
+    table = FactTable(KEY, most=2)
+    table.note(wire.drop_params([handle(name) for name in "abc"]), {})
+    assert table.announce(said("a", "b", "c")).gone == (handle("b"), handle("c"))
+
+
+def test_a_drop_counts_more_than_one_before_a_restart() -> None:
+    table, after = FactTable(KEY), FactTable(KEY)
+    table.note(wire.drop_params([handle(name) for name in "abc"]), {})
+    heard = table.announce(said("a")).moment
+    after.note(wire.drop_params([handle("a")]), {})
+    assert after.announce(dataclasses.replace(said("a"), moment=heard)).gone == (handle("a"),)
 
 
 def test_those_announced_longest_ago_go_first() -> None:
