@@ -18,8 +18,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "scaling.md"
 GB = 1e9
-HOURS = 730.0
-"""In a month."""
+HOURS = 730.0  # in a month
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Inputs:
     kv_heads: int = 8
     head_size: int = 128
     parameters: float = 8.03e9
-    packed: float = 0.28  # Bytes of an int4 record per bfloat16 byte: 4 of 16 bits, and scales. From the format.
+    int4: float = 0.28  # Bytes of an int4 record per bfloat16 byte: 4 of 16 bits, and scales. From the format.
     gpu_flops: float = 989e12  # Dense bfloat16, H100 SXM; NVIDIA's data sheet. Not measured here.
     utilisation: float = 0.4  # Of it, in prefill. Assumed.
     decode_per_s: float = 3000.0  # Output tokens per second of one GPU at a full batch. Assumed.
@@ -58,6 +57,11 @@ class Inputs:
     def bytes_per_token(self) -> float:
         """Of a bfloat16 record, all layers."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_size
+
+    @property
+    def packed(self) -> float:
+        """Bytes of an int8 record per bfloat16 byte: a scale of two bytes for each head. From the format."""
+        return (self.head_size + 2) / (2 * self.head_size)
 
     @property
     def user_bytes(self) -> float:
@@ -85,24 +89,34 @@ class Inputs:
         return prompt / self.prefill_per_s + self.answer_tokens / self.decode_per_s
 
 
+# Name, bytes per token of a bfloat16 record, head size, and where they are from.
 MODELS = (
-    ("SmolLM2-135M", 23_040, "measured: `bytes_per_token` of benchmarks/results/ttft-cpu.json"),
-    ("Llama-3.1-8B", 2 * 2 * 32 * 8 * 128, "from its config.json"),
-    ("Qwen3-4B", 2 * 2 * 36 * 8 * 128, "from its config.json"),
-    ("Llama-3.1-70B", 2 * 2 * 80 * 8 * 128, "from its config.json"),
+    ("SmolLM2-135M", 23_040, 64, "measured: `bytes_per_token` of benchmarks/results/ttft-cpu.json"),
+    ("Llama-3.1-8B", 2 * 2 * 32 * 8 * 128, 128, "from its config.json"),
+    ("Qwen3-4B", 2 * 2 * 36 * 8 * 128, 128, "from its config.json"),
+    ("Llama-3.1-70B", 2 * 2 * 80 * 8 * 128, 128, "from its config.json"),
 )
-"""Name, bytes per token of a bfloat16 record, and where that is from."""
 
 
 def weights(given: Inputs) -> str:
     """What records weigh, by model."""
     rows = []
-    for name, per_token, source in MODELS:
+    for name, per_token, head_size, source in MODELS:
         fact = per_token * given.fact_tokens
         user = fact * given.facts
-        rows.append([name, _size(per_token), _size(fact), _size(fact * given.k), _size(user),
-                     _size(user * given.packed), source])  # fmt: skip
-    heads = ("model", "a token", "a fact", f"{given.k} facts", f"a user's {given.facts} facts", "the same in int4", "")
+        packed = (head_size + 2) / (2 * head_size)
+        rows.append([name, _size(per_token), _size(fact), _size(fact * given.k), _size(user), _size(user * packed),
+                     _size(user * given.int4), source])  # fmt: skip
+    heads = (
+        "model",
+        "a token",
+        "a fact",
+        f"{given.k} facts",
+        f"a user's {given.facts} facts",
+        "in int8",
+        "in int4",
+        "",
+    )
     return _table(heads, rows)
 
 
@@ -126,8 +140,8 @@ def tiers(given: Inputs) -> str:
         rows.append([name, "-" if gb is None else f"{gb:,.0f} GB", users, packed, f"{1000 * load:.2f} ms",
                      f"{1000 * load * given.packed:.2f} ms", keep, keep_packed])  # fmt: skip
     rows.append(["computed again", "-", "any number", "any number", f"{1000 * again:.1f} ms", "the same", "-", "-"])
-    heads = ("tier", "per GPU", "users, bf16", "users, int4", f"{given.k} facts, bf16", "int4",
-             "worth keeping if used every, bf16", "int4")  # fmt: skip
+    heads = ("tier", "per GPU", "users, bf16", "users, int8", f"{given.k} facts, bf16", "int8",
+             "worth keeping if used every, bf16", "int8")  # fmt: skip
     return _table(heads, rows)
 
 
@@ -147,7 +161,7 @@ def fleets(given: Inputs) -> str:
             rows.append([str(gpus), f"{users:,}", f"{present:,.0f}", *where, f"{held:.1%}",
                          *(f"{number:.2f}" for number in needed),
                          f"${cost:,.2f}" if fits else "too few GPUs"])  # fmt: skip
-    heads = ("GPUs", "users", "there at once", "their records, bf16", "int4", "of all users on disk, int4",
+    heads = ("GPUs", "users", "there at once", "their records, bf16", "int8", "of all users on disk, int8",
              "GPUs busy, injected", "as text", "a month per daily user")  # fmt: skip
     return _table(heads, rows)
 
@@ -174,7 +188,7 @@ def recomputing(given: Inputs) -> str:
                                                                       given.facts * given.step_seconds))
     ]  # fmt: skip
     for name, price in (("disk", given.disk_gb_month), ("object store", given.store_gb_month)):
-        for form, share in (("bf16", 1.0), ("int4", given.packed)):
+        for form, share in (("bf16", 1.0), ("int8", given.packed)):
             rows.append([f"kept on {name}, {form}" if name == "disk" else f"kept in an {name}, {form}",
                          _size(given.user_bytes * share), f"${given.user_bytes * share / GB * price:.5f}"])  # fmt: skip
     return _table(("a user's records are", "", "a month"), rows)
@@ -201,11 +215,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def written(text: str, given: Inputs) -> str:
-    """The page with its tables made anew; each stands between two comments that name it.
-
-    Raises:
-        ValueError: a table has no place there.
-    """
+    """The page with its tables made anew; each stands between two comments that name it, or this is a ValueError."""
     for name, made in SECTIONS.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)

@@ -38,7 +38,7 @@ def test_a_page_without_a_place_is_an_error(scaling: ModuleType) -> None:
 
 def test_measured_bytes_are_those_of_the_results(scaling: ModuleType) -> None:
     meta = json.loads((REPO / "benchmarks" / "results" / "ttft-cpu.json").read_text(encoding="utf-8"))["meta"]
-    measured = {name: count for name, count, _ in scaling.MODELS}["SmolLM2-135M"]
+    measured = {name: count for name, count, *_ in scaling.MODELS}["SmolLM2-135M"]
     assert meta["bytes_per_token"] == measured == 2 * 2 * 30 * 3 * 64
 
 

@@ -32,14 +32,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     result = bench_helpers.run("kernels", tmp_path / "kernels.json", *SMALL, "--facts", "1,7")
     threads = list(dict.fromkeys((1, every)))
     assert [(row["kernel"], row["threads"], row["tokens"], row["what"], row["n"]) for row in result["rows"]] == [
-        (f"inject bf16, {packing}", number, tokens, what, 2)
+        (f"inject {form}, {packing}", number, tokens, what, 2)
         for tokens in (22, 154)
         for packing in ("amx", "vec")
+        for form in ("bf16", "int8")
         for number in threads
         for what in ("kernel", "copy")
     ]
-    # Keys and values of two layers, two heads of 32, two bytes each, read and written.
-    assert result["rows"][0]["bytes"] == 22 * 2 * 2 * 2 * 32 * 2 * 2
+    # Keys and values of two layers, two heads of 32: two bytes each, or one and a scale of two for 32; two written.
+    numbers = 22 * 2 * 2 * 2 * 32
+    moved = {row["kernel"]: row["bytes"] for row in result["rows"] if row["tokens"] == 22}
+    assert moved["inject bf16, amx"] == moved["inject bf16, vec"] == numbers * (2 + 2)
+    assert moved["inject int8, amx"] == moved["inject int8, vec"] == numbers * (2 + 1) + numbers // 32 * 2
     assert all(ratio["ulps"] == 0 and ratio["copy_over_kernel"] > 0 for ratio in result["ratios"])
     assert "of a copy" in capsys.readouterr().out
     assert torch.get_num_threads() == every

@@ -17,6 +17,7 @@ from inferscale_mem.cli.bench.report import progress
 from inferscale_mem.kernels.inject.cpu import Injector
 from inferscale_mem.kernels.inject.layout import Form, example, find_layout
 from inferscale_mem.kernels.inject.reference import inject
+from inferscale_mem.kernels.quantise import Stored, parts, quantise
 from inferscale_mem.kv.host_memory import use_huge_pages
 
 BLOCK_SIZE = 128
@@ -29,27 +30,35 @@ _LARGEST_CACHE = 64 << 20
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    """Injecting bfloat16 records into caches of every packing, on one thread and on all; checked."""
+    """Injecting records of every form into caches of every packing, on one thread and on all; checked."""
     every = torch.get_num_threads()
     found = []
     for facts in args.facts:
         count = facts * FACT_TOKENS
         problem = Problem(args.layers, args.heads, args.head_size, count, BLOCK_SIZE, torch.device("cpu"))
-        keys, values = problem.random(torch.bfloat16), problem.random(torch.bfloat16)
+        floats = problem.random(torch.bfloat16), problem.random(torch.bfloat16)
+        forms = {"bf16": floats, "int8": (_in_8_bits(floats[0]), _in_8_bits(floats[1]))}
         for packing in PACKINGS:
             memory = problem.memory(torch.bfloat16)
-            for threads in dict.fromkeys((1, every)):
-                progress(f"checking inject, {packing}, {facts} facts, threads: {threads}")
-                found.append(injected(problem, packing, keys, values, memory, threads))
+            for form, stored in forms.items():
+                for threads in dict.fromkeys((1, every)):
+                    progress(f"checking inject, {form}, {packing}, {facts} facts, threads: {threads}")
+                    found.append(injected(problem, f"{form}, {packing}", *stored, PACKINGS[packing], memory, threads))
     return found
 
 
 def injected(
-    problem: Problem, packing: str, keys: torch.Tensor, values: torch.Tensor, memory: torch.Tensor, threads: int
+    problem: Problem,
+    name: str,
+    keys: Stored,
+    values: Stored,
+    packing: tuple[Form, Form],
+    memory: torch.Tensor,
+    threads: int,
 ) -> Case:
     """Rows of a slab into caches that are packed like this."""
     shape = (problem.block_size, problem.heads, problem.size)
-    key_form, value_form = PACKINGS[packing]
+    key_form, value_form = packing
     places = example(key_form, *shape)[0], example(value_form, *shape)[1]
     key_layout, value_layout = (find_layout(part) for part in places)
     assert key_layout is not None and value_layout is not None
@@ -63,7 +72,14 @@ def injected(
         wanted = torch.full_like(memory[layer], float("nan"))
         inject(keys[layer], values[layer], *problem.places, cos, sin, True, wanted, *places)
         worst = max(worst, ulps(memory[layer], wanted))
-    return Case(f"inject bf16, {packing}", threads, problem.count, worst, 2 * problem.bytes_of(torch.bfloat16), call)
+    return Case(f"inject {name}", threads, problem.count, worst, problem.moved(memory.dtype, keys, values), call)
+
+
+def _in_8_bits(floats: torch.Tensor) -> Stored:
+    made = quantise(floats, 8)
+    for part in parts(made):
+        use_huge_pages(part)
+    return made
 
 
 def timed(measured: Sequence[Case], repeat: int) -> list[tuple[list[float], list[float]]]:

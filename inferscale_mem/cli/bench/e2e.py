@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("mem0").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "Local mode is not recommended", UserWarning)
-    with opened(args.model, record_bytes=args.record_mib * MEGABYTE) as bench:
+    with opened(args, record_bytes=args.record_mib * MEGABYTE) as bench:
         embedder = LocalEmbedder()
         check_exact(bench.engine, make_workload(bench.engine, 5, bench.signer))
         vectors = memories.embeddings(embedder, max(args.facts))

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("mem0").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "Local mode is not recommended", UserWarning)
-    with opened(args.model, record_bytes=1024 * MEGABYTE) as bench:
+    with opened(args, record_bytes=1024 * MEGABYTE) as bench:
         embedder = LocalEmbedder()
         vectors = memories.embeddings(embedder, args.facts)
         with memories.indexed(vectors, embedder, bench.signer) as index:

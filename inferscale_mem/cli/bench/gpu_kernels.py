@@ -17,7 +17,7 @@ from inferscale_mem.kernels.extract.reference import extract
 from inferscale_mem.kernels.inject.fused import Injector
 from inferscale_mem.kernels.inject.reference import inject
 from inferscale_mem.kernels.paged import PagedCaches, Step
-from inferscale_mem.kernels.quantise import Quantised, Stored, dequantise, quantise
+from inferscale_mem.kernels.quantise import Stored, dequantise, quantise
 from inferscale_mem.kernels.rope.reference import inverse
 from inferscale_mem.kernels.topk import fused as fused_topk
 from inferscale_mem.kernels.topk import reference as reference_topk
@@ -66,7 +66,7 @@ def injected(problem: Problem, name: str, keys: Stored, values: Stored, order: s
     cos, sin = problem.at.chunk(2, dim=1)
     for layer in range(problem.layers):
         inject(keys[layer], values[layer], *problem.places, cos, sin, neox, wanted[layer], *places)
-    moved = problem.bytes_of(dtype) + size_of(keys, problem.count) + size_of(values, problem.count)
+    moved = problem.moved(dtype, keys, values)
     return Case(f"inject {name}", None, problem.count, ulps(memory, wanted), moved, call)
 
 
@@ -84,8 +84,7 @@ def extracted(problem: Problem, name: str, bits: int) -> Case:
     for layer in range(problem.layers):
         extract(wanted[0][layer], wanted[1][layer], *problem.places, cos, sin, True, memory[layer], *places)
     error = max(ulps(dequantise(mine), dequantise(right)) for mine, right in zip(got, wanted, strict=True))
-    moved = problem.bytes_of(torch.bfloat16) + sum(size_of(stored, problem.count) for stored in got)
-    return Case(f"extract {name}", None, problem.count, error, moved, call)
+    return Case(f"extract {name}", None, problem.count, error, problem.moved(torch.bfloat16, *got), call)
 
 
 def found(rows: int, device: torch.device) -> Case:
@@ -98,15 +97,6 @@ def found(rows: int, device: torch.device) -> Case:
     error = 0.0 if all(torch.equal(*pair) for pair in zip(call(), right, strict=True)) else float("inf")
     moved = int((scopes == wanted).sum()) * 384 * 4
     return Case(f"topk of {rows}, half in scope", None, rows, error, moved, call)
-
-
-def size_of(stored: Stored, tokens: int) -> int:
-    """Bytes that so many rows of all layers take."""
-    parts = [stored] if isinstance(stored, torch.Tensor) else [stored.codes, stored.scale]
-    if isinstance(stored, Quantised) and stored.zero is not None:
-        parts.append(stored.zero)
-    rows = stored.shape[1]
-    return sum(part.numel() * part.element_size() for part in parts) * tokens // rows
 
 
 def timed(measured: Sequence[Case], repeat: int) -> list[tuple[list[float], list[float]]]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from inferscale_mem.cli.bench.prompts import FACT_TOKENS, HEADER_TOKENS
+from inferscale_mem.kernels.quantise import Stored, parts
 from inferscale_mem.kv.host_memory import use_huge_pages
 
 WORST_ULPS = 1
@@ -83,9 +84,13 @@ class Problem:
         use_huge_pages(made)
         return made
 
-    def bytes_of(self, dtype: torch.dtype) -> int:
-        """Keys and values of all layers of what is moved."""
-        return 2 * self.layers * self.count * self.heads * self.size * dtype.itemsize
+    def moved(self, cached: torch.dtype, *stored: Stored) -> int:
+        """Bytes of keys and values of all layers, in the paged cache and as they are stored."""
+        in_cache = 2 * self.layers * self.count * self.heads * self.size * cached.itemsize
+        tensors = [tensor for one in stored for tensor in parts(one)]
+        return in_cache + sum(
+            tensor.numel() * tensor.element_size() * self.count // self.num_rows for tensor in tensors
+        )
 
 
 def ulps(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from inferscale_mem.cli.bench.prompts import Workload
 from inferscale_mem.cli.bench.report import progress
-from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.config import AUTO, RECORD_DTYPES, InferScaleConfig
 from inferscale_mem.engines import open_engine
 from inferscale_mem.engines.self_test import TOP, divergence, max_kl
 from inferscale_mem.errors import SelfTestError
@@ -50,8 +50,11 @@ def counts(least: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--model`` and ``--json``."""
+    """``--model``, ``--record-dtype`` and ``--json``."""
     parser.add_argument("--model", help="Hugging Face id or local path of the chat model (default: as configured)")
+    parser.add_argument(
+        "--record-dtype", choices=RECORD_DTYPES, default=AUTO, help="how records are stored: as the KV cache, or less"
+    )
     add_json_argument(parser)
 
 
@@ -70,14 +73,15 @@ class Bench:
 
 
 @contextlib.contextmanager
-def opened(model: str | None, **engine: Any) -> Iterator[Bench]:
+def opened(args: argparse.Namespace, **engine: Any) -> Iterator[Bench]:
     """An engine with a key of its own, so that measuring leaves nothing in the user's home but the converted model.
 
     Args:
-        model: as ``InferScaleConfig.model``.
-        engine: settings, as ``EngineConfig``.
+        args: what ``add_common_arguments`` asks for.
+        engine: further settings, as ``EngineConfig``.
     """
-    settings = InferScaleConfig.from_env({"model": model, "handle_key": secrets.token_hex(32), "engine": engine})
+    engine["record_dtype"] = args.record_dtype
+    settings = InferScaleConfig.from_env({"model": args.model, "handle_key": secrets.token_hex(32), "engine": engine})
     key = load_key(settings)
     progress("starting the engine")
     held = open_engine(settings, key)

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("mem0").setLevel(logging.ERROR)  # what is not installed is told in meta
     warnings.filterwarnings("ignore", "Local mode is not recommended", UserWarning)
-    with opened(args.model, record_bytes=RECORD_BYTES) as bench:
+    with opened(args, record_bytes=RECORD_BYTES) as bench:
         embedder = LocalEmbedder()
         vectors = memories.embeddings(embedder, max(args.facts))
         times: list[Times] = []

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         check_writable(args.json)
     cache = {"kv_cache_bytes": args.kv_cache_mib * MEGABYTE} if args.kv_cache_mib else {}
-    with opened(args.model, record_bytes=args.record_mib * MEGABYTE, **cache) as bench:
+    with opened(args, record_bytes=args.record_mib * MEGABYTE, **cache) as bench:
         users = make_users(bench, max(args.concurrency), args.k)
         check_exact(bench.engine, *users)
         rates = [

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--repeat and --repeat-text must be 1 or more.")
     if args.json:
         check_writable(args.json)
-    with opened(args.model) as bench:
+    with opened(args) as bench:
         times = [row for k in args.k for row in measure(bench, k, args.repeat, args.repeat_text)]
         meta = machine(bench.engine, how=HOW, facts_tokens=FACT_TOKENS, question_tokens=QUESTION_TOKENS)
     ratios = [_ratio(times, k) for k in args.k]
