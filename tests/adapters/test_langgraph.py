@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +13,6 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import RetrieversIntegrationTests
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.store.base import BaseStore
 
 from inferscale_mem import (
     AsyncInferScaleMemory,
@@ -24,10 +20,8 @@ from inferscale_mem import (
     InferScaleMemory,
     InferScaleMemoryMiddleware,
     InferScaleRetriever,
-    InferScaleStore,
 )
-from inferscale_mem.adapters.langgraph.items import MemoryItem
-from inferscale_mem.errors import ConfigError, InputError, ScopeError
+from inferscale_mem.errors import ConfigError, ScopeError
 from inferscale_mem.testing import FakeEngine
 
 QUESTION = {"messages": [HumanMessage("What may I not eat?")]}
@@ -181,134 +175,6 @@ def test_another_chat_model_gets_handles_in_its_system_message(known: InferScale
     middleware = InferScaleMemoryMiddleware(known, user_id="alice")
     create_agent(model, system_prompt="Be kind.", middleware=[middleware]).invoke(QUESTION)
     assert seen[0].type == "system" and seen[0].text.startswith("Be kind.\n\nMemories:\n- ism1.")
-
-
-# The store.
-
-
-@pytest.fixture
-def store(memory: InferScaleMemory) -> InferScaleStore:
-    return InferScaleStore(memory, namespace=("memories", "{user_id}"))
-
-
-HOME = ("memories", "alice")
-
-
-async def test_put_get_delete(store: InferScaleStore) -> None:
-    value = {"content": "Likes tea.", "score": 5, "tags": ["a", {"b": None}]}
-    store.put(HOME, "k1", value)
-    item = store.get(HOME, "k1")
-    assert item is not None and item.value == value and item.key == "k1" and item.namespace == HOME
-    store.put(HOME, "k1", {"content": "Likes coffee."})
-    again = await store.aget(HOME, "k1")
-    assert again is not None and again.value == {"content": "Likes coffee."}
-    assert again.created_at == item.created_at and again.updated_at >= item.updated_at
-    assert store.get(HOME, "k2") is None and store.get(("memories", "bob"), "k1") is None
-    await store.adelete(HOME, "k1")
-    assert store.get(HOME, "k1") is None and store.search(HOME) == []
-
-
-async def test_search_finds_by_meaning_and_hits_carry_handles(store: InferScaleStore, memory: InferScaleMemory) -> None:
-    for key, text in (("a", "Likes tea."), ("b", "Allergic to peanuts."), ("c", "Works in Oslo.")):
-        store.put(HOME, key, {"content": text})
-    store.put(("memories", "bob"), "d", {"content": "Allergic to fish."})
-    store.put(HOME, "hidden", {"content": "Allergic to cats."}, index=False)
-    hits = store.search(HOME, query="Which allergies are there?", limit=2)
-    assert hits[0].key == "b" and len(hits) == 2
-    assert "hidden" not in [hit.key for hit in store.search(HOME, query="allergies", limit=10)]
-    assert all(isinstance(hit, MemoryItem) and memory.resolve(hit.handle) == hit.value["content"] for hit in hits)
-    assert hits[0].dict()["handle"] == hits[0].handle
-    assert [hit.key for hit in await store.asearch(("memories",), query="fish", limit=1)] == ["d"]
-    assert {hit.key for hit in store.search(HOME, filter={"content": {"$ne": "Likes tea."}})} == {"b", "c", "hidden"}
-    assert len(store.search(HOME, limit=2, offset=3)) == 1
-    with pytest.raises(InputError, match="operator"):
-        store.search(HOME, filter={"content": {"$in": []}})
-
-
-def test_hits_are_memories_of_a_chat_model(
-    store: InferScaleStore, memory: InferScaleMemory, engine: FakeEngine
-) -> None:
-    store.put(HOME, "a", {"content": "Allergic to peanuts."})
-    assert memory.service.wait(PATIENCE)
-    chat = ChatInferScale(memory=memory)
-    answer = chat.invoke("What may I not eat?", memories=store.search(HOME, query="food"), user_id="alice")
-    assert answer.response_metadata["inferscale"]["facts_injected"] == 1
-    assert "- Allergic to peanuts.\n" in prompt_of(engine)
-
-
-def test_namespaces(memory: InferScaleMemory) -> None:
-    store = InferScaleStore(memory)
-    for namespace in (("docs", "a b", "x"), ("docs", "c", "x"), ("notes",)):
-        store.put(namespace, "k", {"content": "Something."})
-    assert store.list_namespaces() == [("docs", "a b", "x"), ("docs", "c", "x"), ("notes",)]
-    assert store.list_namespaces(prefix=("docs",), max_depth=2) == [("docs", "a b"), ("docs", "c")]
-    assert store.list_namespaces(suffix=("x",), limit=1, offset=1) == [("docs", "c", "x")]
-    assert store.list_namespaces(prefix=("*", "c")) == [("docs", "c", "x")]
-
-
-def test_namespaces_that_do_not_fit_are_refused(store: InferScaleStore, memory: InferScaleMemory) -> None:
-    for namespace in (("memories",), ("other", "alice")):
-        with pytest.raises(InputError, match="does not look like"):
-            store.put(namespace, "k", {"content": "x"})
-    with pytest.raises(ConfigError, match="names no owner"):
-        InferScaleStore(memory, namespace=("memories",))
-    with pytest.raises(ConfigError, match="no InferScaleMemory"):
-        InferScaleStore(5)
-    with pytest.raises(InputError, match="not JSON"):
-        store.put(HOME, "k", {"content": object()})
-
-
-def test_items_expire_and_their_handles_die(store: InferScaleStore, memory: InferScaleMemory) -> None:
-    store.put(HOME, "gone", {"content": "Likes tea."}, ttl=0.05)
-    store.put(HOME, "stays", {"content": "Likes coffee."})
-    [handle] = [hit.handle for hit in store.search(HOME, refresh_ttl=False) if hit.key == "gone"]
-    assert memory.service.resolve([handle]).facts
-    deadline = time.monotonic() + PATIENCE
-    while memory.service.resolve([handle]).facts and time.monotonic() < deadline:  # it goes by itself
-        threading.Event().wait(0.1)
-    assert not memory.service.resolve([handle]).facts
-    assert [hit.key for hit in store.search(HOME)] == ["stays"]
-
-
-def test_reading_renews_the_time_to_live(store: InferScaleStore) -> None:
-    store.put(HOME, "k", {"content": "Likes tea."}, ttl=30)
-    before = store._row(HOME, "k")
-    assert store.get(HOME, "k", refresh_ttl=False) is not None
-    unchanged = store._row(HOME, "k")
-    assert store.get(HOME, "k") is not None
-    after = store._row(HOME, "k")
-    assert before and unchanged and after and before.expires_at == unchanged.expires_at < (after.expires_at or 0)
-
-
-def test_eight_writers_lose_nothing(store: InferScaleStore) -> None:
-    def write(n: int) -> None:
-        for i in range(4):
-            store.put(HOME, f"{n}-{i}", {"content": f"Fact {n} {i}."})
-
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(store.search(HOME, limit=100)) == 32
-
-
-async def test_a_graph_with_the_store(store: InferScaleStore, memory: InferScaleMemory) -> None:
-    chat = ChatInferScale(memory=memory)
-
-    def answer(state: MessagesState, *, store: BaseStore) -> dict[str, Any]:
-        hits = store.search(HOME, query=str(state["messages"][-1].text), limit=3)
-        return {"messages": [chat.invoke(state["messages"], memories=hits)]}
-
-    graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile(store=store)
-    store.put(HOME, "a", {"content": "Allergic to peanuts."})
-    assert memory.service.wait(PATIENCE)
-    config: Any = {"configurable": {"user_id": "alice"}}
-    for done in (graph.invoke(QUESTION, config), await graph.ainvoke(QUESTION, config)):
-        assert done["messages"][-1].response_metadata["inferscale"]["facts_injected"] == 1
-    other: Any = {"configurable": {"user_id": "bob"}}
-    done = graph.invoke(QUESTION, other)
-    assert done["messages"][-1].response_metadata["inferscale"]["facts_injected"] == 0
 
 
 # The retriever.

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 from langgraph.store.base import (
     BaseStore,
     GetOp,
     Item,
     ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     Result,
@@ -24,28 +22,40 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
-from inferscale_mem.adapters.langgraph.items import Namespace, Row, metadata_of, row_of, text_of
+from inferscale_mem.adapters.langgraph import items, matching
+from inferscale_mem.adapters.langgraph.alarm import Alarm
+from inferscale_mem.adapters.langgraph.items import Namespace, Row
+from inferscale_mem.adapters.langgraph.owners import Owners
+from inferscale_mem.adapters.mem0 import store_items
 from inferscale_mem.errors import ConfigError, InputError
-from inferscale_mem.types import OWNER_FIELDS, Scope
+from inferscale_mem.types import Fact, Scope
 
-Owner = Callable[[Namespace], Mapping[str, str]]
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 60.0
+"""Seconds after which a sweep that failed is tried again."""
 
 
 class InferScaleStore(BaseStore):
-    """``BaseStore`` over an InferScaleMemory. Durable as the memory is; encoding runs in the background.
+    """``BaseStore`` over an InferScaleMemory. Durable as the memory is; encoding runs in the background. Thread-safe.
 
     Search hits have a ``handle``: give them to ``ChatInferScale`` as ``memories=store.search(…)``.
 
     Who owns an item, and so who may be shown it, follows from its namespace. By default each namespace is an owner of
     its own, ``user_id`` being the namespace joined by "/". With ``namespace=("memories", "{user_id}")`` the part in
-    braces names the owner, so that items are facts of the same user as those of ``memory.add(…, user_id=…)``.
+    braces names the owner, so that items are facts of the same user as those of ``memory.add(…, user_id=…)``. A fact
+    whose owner is another one than its namespace's is no item of this store.
 
     Args:
-        memory: an InferScaleMemory.
+        memory: an InferScaleMemory; several stores may share one.
         namespace: what namespaces look like, with "{user_id}", "{agent_id}" and "{run_id}" where owners stand. They
             may be longer; a shorter or different one is refused.
         fields: paths of the values that the model reads and searches look at; None: the whole value.
         ttl: defaults for items that expire, as LangGraph's stores take it.
+
+    Raises:
+        ConfigError: that is no memory, or the namespace does not say who the owner is.
+        InputError: ``fields`` or the default ttl are none. Operations raise it for what they cannot use.
     """
 
     supports_ttl = True
@@ -60,19 +70,21 @@ class InferScaleStore(BaseStore):
     ) -> None:
         if "service" not in dir(memory) or asyncio.iscoroutinefunction(getattr(memory, "add", None)):
             raise ConfigError(f"memory={memory!r} is no InferScaleMemory; give one (its async twin does not fit here).")
-        if namespace is not None and not any(part in _PLACES for part in namespace):
-            raise ConfigError(f"namespace={tuple(namespace)!r} names no owner; put '{{user_id}}' where it stands.")
+        items.check_ttl((ttl or {}).get("default_ttl"))
         self._memory = memory
-        self._pattern = tuple(namespace) if namespace is not None else None
-        self._fields = fields
+        self._owners = Owners(namespace)
+        self._fields = items.check_fields(fields)
         self.ttl_config = ttl
-        self._lock = threading.RLock()
-        self._timer: threading.Timer | None = None
+        self._alarm = Alarm(self._sweep_by_itself)
+        self._swept = False
+        self._warned = False
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """One operation after the other."""
-        with self._lock:
-            return [self._do(op) for op in ops]
+        if not self._swept:  # what is left from an earlier process
+            self.sweep_ttl()
+            self._swept = True
+        return [self._do(op) for op in ops]
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As batch, in a thread."""
@@ -93,32 +105,24 @@ class InferScaleStore(BaseStore):
     # Reading.
 
     def _get(self, op: GetOp) -> Item | None:
-        row = self._row(op.namespace, op.key)
-        if row is None:
-            return None
-        return (self._refreshed(row) if op.refresh_ttl else row).item()
-
-    def _row(self, namespace: Namespace, key: str) -> Row | None:
-        rows = self._rows(self._scope(namespace))
-        return next((row for row in rows if row.namespace == namespace and row.key == key), None)
-
-    def _rows(self, scope: Scope | None = None) -> list[Row]:
-        """All live items of an owner, or of all."""
-        self.sweep_ttl()
-        rows = (row_of(fact) for fact in self._memory.service.index.facts(scope))
-        return [row for row in rows if row is not None]
+        found = [row for row in self._rows(self._owners.scope(op.namespace)) if row.names(op.namespace, op.key)]
+        if op.refresh_ttl:
+            self._renew(found)
+        return found[0].item() if found else None
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
-        depth = len(op.namespace_prefix)
-        rows = [row for row in self._rows() if row.namespace[:depth] == op.namespace_prefix and _fits(row, op.filter)]
+        matching.check_filter(op.filter)
+        prefix = tuple(op.namespace_prefix)
+        rows = [row for row in self._rows(self._owners.scope_under(prefix)) if row.namespace[: len(prefix)] == prefix]
+        rows = [row for row in rows if matching.fits(row.value, op.filter)]
         scored: list[tuple[Row, float | None]] = [(row, None) for row in rows]
-        if op.query:
+        if op.query and op.query.strip():
             scores = self._scores(op.query, rows)
             scored = [(row, scores[row.fact.id]) for row in rows if row.indexed and row.fact.id in scores]
             scored.sort(key=lambda pair: -(pair[1] or 0.0))
         found = scored[op.offset : op.offset + op.limit]
         if op.refresh_ttl:
-            found = [(self._refreshed(row), score) for row, score in found]
+            self._renew(row for row, _ in found)
         return [row.hit(self._memory.service.handle(row.fact), score) for row, score in found]
 
     def _scores(self, query: str, rows: Sequence[Row]) -> dict[str, float]:
@@ -132,82 +136,107 @@ class InferScaleStore(BaseStore):
 
     def _list(self, op: ListNamespacesOp) -> list[Namespace]:
         known = {row.namespace for row in self._rows()}
-        fitting = {n for n in known if all(_matches(n, condition) for condition in op.match_conditions or ())}
+        fitting = {n for n in known if all(matching.matches(n, condition) for condition in op.match_conditions or ())}
         cut = {namespace[: op.max_depth] for namespace in fitting}
         return sorted(cut)[op.offset : op.offset + op.limit]
+
+    def _rows(self, scope: Scope | None = None) -> list[Row]:
+        """All live items of an owner, or of all."""
+        newest = {(row.namespace, row.key): row for row in self._copies(scope)}
+        return [row for row in newest.values() if not row.expired]
+
+    def _copies(self, scope: Scope | None = None) -> list[Row]:
+        """All that is stored of them, oldest first: of one item there is an older copy while it is being replaced, and
+        there are more if several processes have written it at once.
+        """
+        return [row for fact in self._memory.service.index.facts(scope) if (row := self._read(fact)) is not None]
+
+    def _read(self, fact: Fact) -> Row | None:
+        """The item in a fact. Metadata are whatever somebody has written, and may be no error for everybody else."""
+        try:
+            row = items.row_of(fact)
+            if row is None or self._owners.scope(row.namespace) == fact.scope:
+                return row
+            wrong = "it belongs to another owner than its namespace"
+        except ValueError as error:
+            wrong = str(error)
+        if not self._warned:
+            self._warned = True
+            logger.warning("Fact %s is marked as an item of a store, but no item of this one: %s.", fact.id, wrong)
+        return None
 
     # Writing.
 
     def _put(self, op: PutOp) -> None:
-        old = self._row(op.namespace, op.key)
-        if op.value is not None:
-            fields = op.index if isinstance(op.index, list) else self._fields
-            created = old.created_at if old else datetime.now(UTC)
-            self._store(op.namespace, op.key, op.value, created, op.ttl, op.index is not False, fields)
-        if old is not None:  # behind the new one, so that at no time there is neither
-            self._memory.delete(old.fact.id)
+        scope = self._owners.scope(op.namespace)
+        with store_items.writing(self._memory):
+            old = [row for row in self._copies(scope) if row.names(op.namespace, op.key)]
+            if op.value is not None:
+                known = old and not old[-1].expired
+                self._store(op, scope, created_at=old[-1].created_at if known else datetime.now(UTC))
+            self._delete(old)  # behind the new one, so that at no time there is neither
 
-    def _store(
-        self,
-        namespace: Namespace,
-        key: str,
-        value: Mapping[str, Any],
-        created_at: datetime,
-        ttl: float | None,
-        indexed: bool,
-        fields: Sequence[str] | None,
-    ) -> None:
-        told = metadata_of(namespace, key, value, created_at=created_at, ttl=ttl, indexed=indexed)
-        text = text_of(value, fields) or key
-        owners = self._scope(namespace).owners
-        done = self._memory.add([{"role": "user", "content": text}], infer=False, metadata=told, **owners)
-        if not done["results"]:
-            raise InputError(f"The value of {key!r} has nothing in it to remember but handles.")
-        if ttl is not None:
-            self._wake(time.time() + 60 * ttl)
-
-    def _refreshed(self, row: Row) -> Row:
-        if row.ttl is None:
-            return row
-        self._store(row.namespace, row.key, row.value, row.created_at, row.ttl, row.indexed, self._fields)
-        self._memory.delete(row.fact.id)
-        return self._row(row.namespace, row.key) or row
-
-    def _scope(self, namespace: Namespace) -> Scope:
-        if self._pattern is None:
-            return Scope(user_id="/".join(quote(part, safe="") for part in namespace))
-        fits = len(namespace) >= len(self._pattern) and all(
-            part in _PLACES or part == given for part, given in zip(self._pattern, namespace, strict=False)
+    def _store(self, op: PutOp, scope: Scope, created_at: datetime) -> None:
+        value, written = items.value_of(op.key, op.value)
+        ttl = items.check_ttl(op.ttl)
+        fields = self._fields if op.index is None or op.index is False else items.check_fields(op.index)
+        text = items.text_of(value, fields).strip()
+        ends = None if ttl is None else time.time() + 60 * ttl
+        indexed = op.index is not False and bool(text)
+        told = items.metadata_of(
+            op.namespace, op.key, written, created_at=created_at, ttl=ttl, expires_at=ends, indexed=indexed
         )
-        if not fits:
-            raise InputError(f"Namespace {namespace!r} does not look like {self._pattern!r}, as the store was told.")
-        return Scope.of({_PLACES[p]: given for p, given in zip(self._pattern, namespace, strict=False) if p in _PLACES})
+        said = [{"role": "user", "content": text or op.key}]
+        if not self._memory.add(said, infer=False, metadata=told, **scope.owners)["results"]:
+            raise InputError(f"The value of {op.key!r} has nothing in it to remember but handles.")
+        if ends is not None:
+            self._alarm.set(ends)
+
+    def _delete(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            try:
+                self._memory.delete(row.fact.id)
+            except ValueError:  # Mem0's word for one that is gone already
+                if self._memory.service.index.get(row.fact.id) is not None:
+                    raise
 
     # Time.
 
+    def _renew(self, rows: Iterable[Row]) -> None:
+        """Move the end of what was read. The fact stays as it is, and with it every handle and the record."""
+        for row in rows:
+            if row.ttl is not None:
+                with store_items.writing(self._memory):
+                    store_items.set_end(self._memory, row.fact.id, time.time() + 60 * row.ttl)
+
     def sweep_ttl(self) -> int:
         """Delete what has expired, records included; how many items. Also runs by itself when the time has come."""
-        with self._lock:
-            rows = [row for row in map(row_of, self._memory.service.index.facts()) if row is not None]
-            expired = [row for row in rows if row.expired]
-            for row in expired:
-                self._memory.delete(row.fact.id)
-            waiting = [row.expires_at for row in rows if row.expires_at is not None and not row.expired]
+        with store_items.writing(self._memory):
+            copies = self._copies()
+            newest = {(row.namespace, row.key): row for row in copies}
+            gone = [row for row in copies if self._is_over(row) or self._is_over(newest[row.namespace, row.key])]
+            self._delete(gone)
+            left = {row.fact.id for row in copies} - {row.fact.id for row in gone}
+            waiting = [row.expires_at for row in copies if row.expires_at is not None and row.fact.id in left]
             if waiting:
-                self._wake(min(waiting))
-            return len(expired)
+                self._alarm.set(min(waiting))
+            return len({(row.namespace, row.key) for row in gone})
 
-    def _wake(self, at: float) -> None:
-        if self._timer is not None and self._timer.is_alive():
-            return
-        self._timer = threading.Timer(max(0.1, at - time.time()), self._sweep_by_itself)
-        self._timer.daemon = True
-        self._timer.start()
+    def _is_over(self, row: Row) -> bool:
+        """Whether an item has expired; read again, since another process may have moved its end."""
+        fact = self._memory.service.index.get(row.fact.id) if row.expired else None
+        now = self._read(fact) if fact is not None else None
+        return now is not None and now.expired
 
     def _sweep_by_itself(self) -> None:
-        self._timer = None
-        if not self._memory_closed():
+        if self._memory_closed():
+            return
+        try:
             self.sweep_ttl()
+        except Exception as error:
+            if not self._memory_closed():
+                logger.warning("Items that have expired are still there, and deleted later: %s", error)
+                self._alarm.set(time.time() + AGAIN_S)
 
     def _memory_closed(self) -> bool:
         try:
@@ -215,35 +244,3 @@ class InferScaleStore(BaseStore):
         except Exception:  # closed, or its engine is gone: nothing can be deleted any more
             return True
         return False
-
-
-_PLACES = {f"{{{name}}}": name for name in OWNER_FIELDS}
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "$eq": lambda value, wanted: bool(value == wanted),
-    "$ne": lambda value, wanted: bool(value != wanted),
-    "$gt": lambda value, wanted: value is not None and bool(value > wanted),
-    "$gte": lambda value, wanted: value is not None and bool(value >= wanted),
-    "$lt": lambda value, wanted: value is not None and bool(value < wanted),
-    "$lte": lambda value, wanted: value is not None and bool(value <= wanted),
-}
-
-
-def _fits(row: Row, wanted: Mapping[str, Any] | None) -> bool:
-    return all(_compares(row.value.get(name), value) for name, value in (wanted or {}).items())
-
-
-def _compares(value: Any, wanted: Any) -> bool:
-    if not isinstance(wanted, Mapping) or not any(str(name).startswith("$") for name in wanted):
-        return bool(value == wanted)
-    unknown = sorted(str(name) for name in wanted if name not in _COMPARE)
-    if unknown:
-        raise InputError(f"Filter operator {unknown[0]!r} is not known; use {', '.join(_COMPARE)}.")
-    return all(_COMPARE[name](value, operand) for name, operand in wanted.items())
-
-
-def _matches(namespace: Namespace, condition: MatchCondition) -> bool:
-    path = tuple(condition.path)
-    if len(namespace) < len(path):
-        return False
-    part = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
-    return all(wanted in ("*", given) for wanted, given in zip(path, part, strict=True))

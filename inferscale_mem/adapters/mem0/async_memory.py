@@ -155,7 +155,7 @@ class AsyncInferScaleMemory(Adapter, AsyncMemory):  # type: ignore[misc]  # Mem0
         async with self._open_core() as core:
             memory_id = self._row_id(memory_id)
             if core is not None:
-                text, data, metadata = await asyncio.to_thread(core.prepare_update, text, data, metadata)
+                text, data, metadata = await asyncio.to_thread(core.prepare_update, memory_id, text, data, metadata)
             result: dict[str, Any] = await super().update(memory_id, text, metadata, expiration_date, data)
             return result
 

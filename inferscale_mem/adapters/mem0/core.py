@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from inferscale_mem.adapters.mem0 import inputs
+from inferscale_mem.adapters.mem0 import inputs, store_items
 from inferscale_mem.adapters.mem0.facts import fact_of_hit
 from inferscale_mem.adapters.mem0.gate import CLOSED, Gate
 from inferscale_mem.adapters.mem0.index import VectorIndex
@@ -72,6 +72,8 @@ class Core:
         self._opening: Future[MemoryService] | None = None
         self._service: MemoryService | None = None
         self.gate = Gate()
+        self.items_lock = threading.RLock()
+        """Held by whoever writes items of LangGraph stores; taken before the gate."""
         self._closing = threading.RLock()
         self._closed = False
         self._taken_apart = False
@@ -222,7 +224,7 @@ class Core:
     ) -> list[dict[str, Any]]:
         """Everything that can be wrong with an ``add``, found before anything is stored; the messages to store."""
         scope = inputs.owner_scope(owners, "to add")
-        inputs.check_metadata(metadata)
+        store_items.check_add(inputs.check_metadata(metadata))
         cleaned = inputs.clean_messages(messages)
         if infer:
             cleaned = inputs.without_recalled(cleaned, lambda: (fact.text for fact in self.index.facts(scope)))
@@ -238,10 +240,11 @@ class Core:
         return cleaned
 
     def prepare_update(
-        self, text: str | None, data: str | None, metadata: dict[str, Any] | None
+        self, memory_id: object, text: str | None, data: str | None, metadata: dict[str, Any] | None
     ) -> tuple[str | None, str | None, dict[str, Any] | None]:
         """The same for an ``update``: its text, ``data`` (an old name for it) and metadata, as they may be stored."""
-        inputs.check_metadata(metadata)
+        told = inputs.check_metadata(metadata)
+        store_items.check_update(self.index.get(str(memory_id)), text if text is not None else data, told)
         clean = [None if given is None else inputs.fact_text(given) for given in (text, data)]
         for given in clean:
             if given is not None:

@@ -262,7 +262,7 @@ class VectorIndex:
             known = self._entries.get(fact_id)
             if fact is None:
                 self._forget(fact_id)
-            elif known is None or known.fact.revision != fact.revision:
+            elif known is None or known.fact != fact:
                 self.put(fact_id, payload, None)
 
     def _fill_vectors(self, fact: Fact) -> None:

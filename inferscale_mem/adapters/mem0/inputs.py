@@ -140,10 +140,10 @@ READ_AS_TEXT = ("actor_id", "created_at", "data", "hash", "role", "text_lemmatiz
 """Keys of a row's payload that are Mem0's own. With another kind of value, none of the owner's facts could be read."""
 
 
-def check_metadata(metadata: object) -> None:
-    """Raise InputError unless this is None, or a mapping with text keys that can be written as JSON."""
+def check_metadata(metadata: object) -> Mapping[str, Any]:
+    """The metadata; InputError unless this is None, or a mapping with text keys that can be written as JSON."""
     if metadata is None:
-        return
+        return {}
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
         raise InputError(f"metadata must be a dict with text keys, not {type(metadata).__name__}.")
     for key, value in metadata.items():
@@ -154,6 +154,7 @@ def check_metadata(metadata: object) -> None:
         except (PydanticSerializationError, ValueError, TypeError) as error:
             raise InputError(f"metadata[{key!r}] cannot be stored ({error}); use text, numbers and lists.") from error
         check_unicode(key + text, "metadata")
+    return metadata
 
 
 def _clean(message: object) -> dict[str, Any]:

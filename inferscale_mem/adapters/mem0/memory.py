@@ -161,7 +161,7 @@ class InferScaleMemory(Adapter, Memory):  # type: ignore[misc]  # Mem0 ships no 
         with self._open_core() as core:
             memory_id = self._row_id(memory_id)
             if core is not None:
-                text, data, metadata = core.prepare_update(text, data, metadata)
+                text, data, metadata = core.prepare_update(memory_id, text, data, metadata)
             result: dict[str, Any] = super().update(memory_id, text, metadata, expiration_date, data)
             return result
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mem0.vector_stores.base import VectorStoreBase
+from mem0.vector_stores.qdrant import Qdrant
 
 from inferscale_mem.adapters.mem0.index import VectorIndex
 from inferscale_mem.adapters.mem0.journal import Journal
@@ -94,6 +95,23 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
                 payload = dict(getattr(row, "payload", None) or {})
             self._report([(str(vector_id), payload, vector)])
         return result
+
+    def note(self, vector_id: str, metadata: Mapping[str, Any]) -> bool:
+        """Set metadata that say nothing of the fact itself: its revision stays, and handle and record with it.
+
+        Returns:
+            Whether there is such a row.
+        """
+        self._index.load()
+        with self._stripes_of([vector_id]):
+            row = self.inner.get(vector_id=vector_id)
+            if row is None:
+                return False
+            payload = {**(row.payload or {}), **metadata}
+            # Qdrant merges: of a row that another process changes meanwhile nothing else is written over.
+            self.inner.update(vector_id=vector_id, payload=metadata if isinstance(self.inner, Qdrant) else payload)
+            self._index.put(str(vector_id), payload, None)
+        return True
 
     def delete(self, vector_id: str) -> Any:
         """Delete a row, then report that it is gone."""

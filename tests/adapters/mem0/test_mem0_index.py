@@ -192,6 +192,22 @@ def test_expired_facts_are_not_live(scene: Scene) -> None:
     assert scene.index.sweep() == [dead] and scene.index.sweep() == []
 
 
+def test_a_note_makes_no_new_revision(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, exclusive=False)
+    fact = scene.insert(1, colour="green")
+    before = scene.store.get(vector_id=fact.id).payload
+    reported = len(scene.changes)
+    assert scene.store.note(fact.id, {"end": 5})
+    noted = scene.index.get(fact.id)
+    assert noted is not None and noted.revision == fact.revision and noted.metadata == {"colour": "green", "end": 5}
+    assert scene.store.get(vector_id=fact.id).payload == {**before, "end": 5} and len(scene.changes) == reported
+    assert scene.index.by_handle_id(SIGNER.handle_id(fact)) == noted
+    assert not scene.store.note(uuid(2), {"end": 5}) and scene.store.get(vector_id=uuid(2)) is None
+    scene.raw.update(vector_id=fact.id, payload={"end": 6})  # another process
+    again = scene.index.get(fact.id)
+    assert again is not None and again.metadata["end"] == 6
+
+
 def test_a_shared_store_is_read_again(tmp_path: Path) -> None:
     """Somebody else may write to a server."""
     scene = Scene(tmp_path, exclusive=False)
