@@ -37,6 +37,7 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 bench: $(READY)
+	@mkdir -p $(RESULTS)
 	@for name in $(BENCH); do echo "$$name:"; \
 	  env $(OFFLINE) $(BIN)/inferscale-mem bench $$name --json $(RESULTS)/$$name-$(MACHINE).json $(ARGS) || exit; \
 	done

@@ -40,7 +40,5 @@ def main(memory: InferScaleMemory) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    # All facts injected: by default, as many are left to prefill as cost no time on this machine.
-    memory = InferScaleMemory(inferscale={"encoding": {"text_tail": 0}})
-    main(memory)
-    memory.close()
+    with InferScaleMemory() as memory:  # encoding.text_tail is 0 by default: all facts are injected
+        main(memory)

@@ -16,7 +16,7 @@ DEFAULT_SYSTEM = "You are a helpful assistant."
 HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
 
-ELSEWHERE = "stands in a {role} message; handles are read from system messages and memories= only"
+ELSEWHERE = "stands in a message of the {role}; handles are read from system messages and memories= only"
 
 SYSTEM = ("system",)
 """Roles of messages whose handles ask for something, unless the app says otherwise."""

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from inferscale_mem.config import RECORD_DTYPES, EngineConfig, InferScaleConfig
+from inferscale_mem.engines.serve_options import check_options, option
 from inferscale_mem.errors import ConfigError, MissingDependencyError, PortInUseError
 from inferscale_mem.models import resolve_model
 
@@ -62,8 +63,10 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(args: argparse.Namespace) -> int:
     """Serve until somebody stops it."""
     options: list[str] = args.passed_on
-    if any(option.split("=")[0] == "--model" for option in options):
+    if option(options, "--model") is not None:
         raise ConfigError("Give the model first, without --model: inferscale-mem serve MODEL …")
+    EngineConfig(record_bytes=args.record_bytes)
+    check_options(options)
     check_port(options)
     config = InferScaleConfig.from_env({"model": args.model} if args.model else {})
     model = resolve_model(config)
@@ -107,14 +110,3 @@ def check_port(options: Sequence[str]) -> None:
             raise PortInUseError(
                 f"Another program listens on {host}, port {port}. Stop it, or choose another port with --port."
             ) from error
-
-
-def option(options: Sequence[str], name: str) -> str | None:
-    """The value of an option, the last one if it is given twice; None if it is not given."""
-    found = None
-    for i, given in enumerate(options):
-        if given == name and i + 1 < len(options):
-            found = options[i + 1]
-        elif given.startswith(f"{name}="):
-            found = given.partition("=")[2]
-    return found

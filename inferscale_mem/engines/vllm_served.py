@@ -19,13 +19,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from inferscale_mem import wire
 from inferscale_mem.engines.over_requests import Output, Requests
 from inferscale_mem.engines.self_test import TOP, run_self_test
+from inferscale_mem.engines.serve_options import CONNECTOR, NO_CONNECTOR, ONE_PROCESS
 from inferscale_mem.engines.vllm_requests import engine_info, read_outputs, sampling_params
 from inferscale_mem.errors import ConfigError, EngineError, UnsupportedModelError
 from inferscale_mem.kv.connector import read_key
 from inferscale_mem.tokenizer import HFChatTokenizer, load_tokenizer
 from inferscale_mem.types import EncodePlan, EncodeReport, EngineInfo, Sampling
-
-CONNECTOR = "InferScaleConnector"
 
 
 @dataclass
@@ -83,16 +82,10 @@ class ServedEngine:
     def _find_key(self) -> bytes:
         transfer = self._vllm_config.kv_transfer_config
         if transfer is None or transfer.kv_connector != CONNECTOR:
-            raise ConfigError(
-                "The memory middleware needs the memory connector: start with `inferscale-mem serve`, or give "
-                "--kv-transfer-config as docs/server.md has it."
-            )
+            raise ConfigError(NO_CONNECTOR)
         processes = getattr(self._args, "api_server_count", None) or 1
         if processes > 1 or self._vllm_config.parallel_config.data_parallel_size > 1:
-            raise ConfigError(
-                "Memory lives in one engine and one API server process: leave out --api-server-count and "
-                "--data-parallel-size, and start several servers behind a router that keeps each user on one of them."
-            )
+            raise ConfigError(ONE_PROCESS)
         key = read_key(transfer.kv_connector_extra_config)
         if key is None:
             raise ConfigError(

@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from inferscale_mem.config import EngineConfig, vllm_multiprocessing
+from inferscale_mem.engines.serve_options import CONNECTOR
 from inferscale_mem.engines.vllm_backends import Backend, BesideBackend, InProcessBackend
 from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
@@ -90,7 +91,7 @@ def connector_config(record_bytes: int, record_dtype: str, key_file: str | None,
     keys = {"handle_key_file": key_file, "unsigned_orders": key_file is None}
     settings = {"record_bytes": record_bytes, "record_dtype": record_dtype, **keys}
     return {
-        "kv_connector": "InferScaleConnector",
+        "kv_connector": CONNECTOR,
         "kv_connector_module_path": "inferscale_mem.kv.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",

@@ -126,7 +126,7 @@ def _tokenizer(gguf: Path) -> TokenizersBackend:
         str(gguf.parent), gguf_file=gguf.name, local_files_only=True, model_max_length=_CONTEXT
     )
     if not isinstance(tokenizer, TokenizersBackend):
-        raise ModelError(f"transformers made a {type(tokenizer).__name__} of {gguf}; use a tested version of it.")
+        raise ModelError(f"transformers made {type(tokenizer).__name__} of {gguf}; use a tested version of it.")
     # GGUF names this splitting ("smollm": every digit alone), but the converter knows only GPT-2's, which tokenises
     # spaces in front of numbers in a way the model was not trained on.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

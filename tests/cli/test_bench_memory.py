@@ -36,7 +36,7 @@ def pair(embedder: LocalEmbedder) -> Iterator[memories.Pair]:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     bench_helpers.use(monkeypatch, lambda settings, key: FakeEngine(key=key))
-    file = tmp_path / "out" / "memory.json"
+    file = tmp_path / "memory.json"
     given = ["bench", "memory", "--facts", "30,60", "--repeat", "3", "--repeat-add", "2", "--json", str(file)]
     assert cli.main(given) == 0
     shown = capsys.readouterr()

@@ -60,7 +60,7 @@ def test_throughput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         return engines[-1]
 
     bench_helpers.use(monkeypatch, made)
-    result = bench_helpers.run("throughput", tmp_path / "out" / "throughput.json", *THROUGHPUT)
+    result = bench_helpers.run("throughput", tmp_path / "throughput.json", *THROUGHPUT)
     assert [(row["concurrency"], row["mode"], row["n"]) for row in result["rows"]] == [
         (number, mode, 2 if mode == "text" else 3) for number in (1, 3) for mode in measuring.MODES
     ]

@@ -46,11 +46,6 @@ def test_a_wrong_setting_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "engine.kind='steam' is not known" in shown and "Needed and not working: settings." in shown
 
 
-def test_json_into_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--json", str(tmp_path / "no" / "f.json")]) == 2
-    assert "make it first" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("library", "needed", "status", "told"),
     [

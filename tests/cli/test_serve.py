@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from inferscale_mem.cli import main, serve
+from inferscale_mem.engines.serve_options import check_options, option
 from inferscale_mem.errors import ConfigError, PortInUseError
 
 
@@ -19,8 +20,9 @@ def test_the_model_and_our_options_are_told_from_vllms() -> None:
 
 
 def test_the_last_of_an_option_counts() -> None:
-    assert serve.option(["--port", "1", "--port=2"], "--port") == "2"
-    assert serve.option(["--port"], "--port") is None
+    assert option(["--port", "1", "--port=2"], "--port") == "2"
+    assert option(["--port"], "--port") is None
+    assert option(["--api_server_count", "2", "-asc", "3"], "--api-server-count") == "3"
 
 
 def test_a_port_in_use_is_named_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,3 +47,46 @@ def test_addresses_that_are_none(options: list[str]) -> None:
 def test_the_model_comes_first() -> None:
     with pytest.raises(ConfigError, match="--model"):
         serve.run(argparse.Namespace(model=None, passed_on=["--model", "x"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("--api-server-count 2", "one API server process"),
+        ("--api_server_count=2", "one API server process"),
+        ("-asc 2", "one API server process"),
+        ("--data-parallel-size 4", "--data-parallel-size 4: Memory lives in one engine"),
+        ("-dp=2", "Memory lives in one engine"),
+        ("-dcp 2", "decode context parallel"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8: records cannot be made"),
+        ("--kv-cache-dtype=int8_per_token_head", "quantised KV cache"),
+        ('--speculative-config {"num_speculative_tokens":3}', "speculative decoding"),
+        ("--speculative-config.method ngram", "speculative decoding"),
+        ("-sc {}", "speculative decoding"),
+        ("--spec-method ngram", "--spec-method: memory does not work"),
+        ('--kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}', "memory connector"),
+        ("--record-bytes 0", "record_bytes=0 must be a positive"),
+        ("--record-bytes=-1", "record_bytes=-1 must be a positive"),
+    ],
+)
+def test_what_does_not_go_with_memory_is_refused_before_anything_is_loaded(
+    given: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(config: object) -> str:
+        raise AssertionError("it went on to the model")
+
+    monkeypatch.setattr(serve, "resolve_model", resolve)
+    assert main.main(["serve", "owner/name", "--port", "0", *given.split()]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--api-server-count 1 --data-parallel-size 1 --kv-cache-dtype auto --dtype float32",
+        '--kv-transfer-config {"kv_connector":"InferScaleConnector"}',
+        "--kv-cache-dtype bfloat16",
+    ],
+)
+def test_what_goes_with_memory(given: str) -> None:
+    check_options(given.split())

@@ -60,7 +60,7 @@ def _convert(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
         return {"role": message.role, "content": _text(message)}
     raise InputError(
-        f"A {type(message).__name__} has no place in a chat template; send system, human, AI and tool messages."
+        f"{type(message).__name__} has no place in a chat template; send system, human, AI and tool messages."
     )
 
 
@@ -103,7 +103,7 @@ def _block_text(block: str | Mapping[str, Any], message: BaseMessage) -> str | N
     if kind in _IGNORED or (isinstance(message, AIMessage) and kind in _CALLS | _REASONING):
         return None
     raise InputError(
-        f"A {message.type} message holds a content block of type {kind!r}; the model reads text only. "
+        f"A message of type {message.type!r} holds a content block of type {kind!r}; the model reads text only. "
         "Remove it, or put what it says into a text block."
     )
 

@@ -192,7 +192,7 @@ def read_memories(memories: Any) -> tuple[str, ...]:
             raise InputError("memories= got a mapping without 'results'; give what search() returned.")
         memories = memories["results"]
     if isinstance(memories, str) or not isinstance(memories, Sequence):
-        raise InputError(f"memories= takes a search's answer or a list of handles, not a {type(memories).__name__}.")
+        raise InputError(f"memories= takes a search's answer or a list of handles, not {type(memories).__name__}.")
     return tuple(_handle(item) for item in memories)
 
 

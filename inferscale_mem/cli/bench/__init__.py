@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from inferscale_mem.cli.arguments import Subcommand
+
 BENCHMARKS = {
     "ttft": ("inferscale_mem.cli.bench.ttft", "time to first token: plain text, warm prefix cache and injected"),
     "throughput": (
@@ -21,7 +23,7 @@ BENCHMARKS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand per benchmark."""
-    choices = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    choices = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Subcommand)
     for name, (module, what) in BENCHMARKS.items():
         chosen = choices.add_parser(name, help=what, description=what)
         importlib.import_module(module).add_arguments(chosen)

@@ -24,7 +24,7 @@ from inferscale_mem.cli.bench.measuring import (
 )
 from inferscale_mem.cli.bench.memory import check_searches, meta_of
 from inferscale_mem.cli.bench.prompts import as_text, make_workload
-from inferscale_mem.cli.bench.report import check_writable, progress, publish, table
+from inferscale_mem.cli.bench.report import check_pictures, progress, publish, table
 from inferscale_mem.config import MEGABYTE
 from inferscale_mem.errors import InputError, SelfTestError
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.k, args.repeat, args.record_mib) < 1 or min(args.facts) < args.k:
         raise InputError("--k, --repeat and --record-mib must be 1 or more, and --facts at least --k.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
     from inferscale_mem.cli.bench import memories
 

@@ -22,7 +22,7 @@ from inferscale_mem.cli.bench.measuring import (
     spread,
 )
 from inferscale_mem.cli.bench.prompts import as_text
-from inferscale_mem.cli.bench.report import check_writable, machine, progress, publish, table
+from inferscale_mem.cli.bench.report import check_pictures, machine, progress, publish, table
 from inferscale_mem.config import MEGABYTE, EncodingConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.engines.self_test import TOP
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.batch < 1 or args.facts < args.batch or args.facts % args.batch:
         raise InputError("--facts must be a whole number of batches, 1 or more.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
     from inferscale_mem.cli.bench import memories
 

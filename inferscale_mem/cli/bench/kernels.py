@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferscale_mem.cli.bench.measuring import add_json_argument, counts, spread
+from inferscale_mem.cli.arguments import add_json
+from inferscale_mem.cli.bench.measuring import WRITTEN, counts, spread
 from inferscale_mem.cli.bench.prompts import FACT_TOKENS
-from inferscale_mem.cli.bench.report import check_writable, progress, publish, system, table
+from inferscale_mem.cli.bench.report import check_pictures, progress, publish, system, table
 from inferscale_mem.errors import ConfigError, InputError, SelfTestError
 
 if TYPE_CHECKING:  # loads torch
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-size", type=int, help="channels per head (64; on a GPU 128)")
     parser.add_argument("--repeat", type=int, default=25, help="measurements of each (25)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
-    add_json_argument(parser)
+    add_json(parser, WRITTEN)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.layers, args.heads, args.head_size, args.repeat) < 1 or args.head_size % 16:
         raise InputError("All numbers must be 1 or more, and --head-size a multiple of 16.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     cases, times = _on_gpu(args) if device == "cuda" else _on_cpu(args)
     rows = [row for case, pair in zip(cases, times, strict=True) for row in as_rows(case, *pair)]
     ratios = [_ratio(case, *pair) for case, pair in zip(cases, times, strict=True)]

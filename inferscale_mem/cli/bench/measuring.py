@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from inferscale_mem.cli.arguments import add_json
 from inferscale_mem.cli.bench.prompts import Workload
 from inferscale_mem.cli.bench.report import progress
 from inferscale_mem.config import AUTO, RECORD_DTYPES, InferScaleConfig
@@ -32,6 +33,7 @@ NAMES: Mapping[Mode, str] = {
 }
 FIRST = Sampling(max_tokens=1, temperature=0.0)
 STORE = "bench"
+WRITTEN = "write rows, ratios and machine here, and pictures beside it"
 
 
 def counts(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -55,12 +57,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record-dtype", choices=RECORD_DTYPES, default=AUTO, help="how records are stored: as the KV cache, or less"
     )
-    add_json_argument(parser)
-
-
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
-    parser.add_argument("--json", metavar="FILE", help="write rows, ratios and machine here, and pictures beside it")
+    add_json(parser, WRITTEN)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscale_mem.cli.bench.measuring import add_common_arguments, counts, in_turns, opened, spread
-from inferscale_mem.cli.bench.report import check_writable, machine, progress, publish, table
+from inferscale_mem.cli.bench.report import check_pictures, machine, progress, publish, table
 from inferscale_mem.config import MEGABYTE
 from inferscale_mem.errors import InputError, SelfTestError
 from inferscale_mem.protocols import Engine
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.repeat, args.repeat_add) < 1:
         raise InputError("--repeat and --repeat-add must be 1 or more.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     from inferscale_mem.adapters.mem0.embedder import LocalEmbedder
     from inferscale_mem.cli.bench import memories
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import inferscale_mem
-from inferscale_mem.errors import ConfigError, MissingDependencyError
+from inferscale_mem.errors import MissingDependencyError
 from inferscale_mem.protocols import Engine
 
 
@@ -60,33 +60,24 @@ def machine(engine: Engine, **more: Any) -> dict[str, Any]:
     }
 
 
-def check_writable(file: str) -> None:
-    """Before anything is measured: whether results and pictures can be written.
+def check_pictures() -> None:
+    """Before anything is measured: whether pictures can be made.
 
     Raises:
-        ConfigError: not there.
         MissingDependencyError: matplotlib is not installed.
     """
-    path = Path(file)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"Results cannot be written to {file}: {error.strerror}; give another --json.") from error
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependencyError("matplotlib", "bench")
 
 
-def write_json(file: str, result: Mapping[str, Any]) -> Path:
+def write_json(file: Path, result: Mapping[str, Any]) -> Path:
     """Write results."""
-    path = Path(file)
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return path
+    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return file
 
 
 def publish(
-    file: str | None,
+    file: Path | None,
     rows: Sequence[Mapping[str, Any]],
     ratios: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any],
@@ -102,7 +93,7 @@ def publish(
 
 
 def write_pictures(
-    file: str, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
+    file: Path, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
 ) -> list[Path]:
     """One line per name, as PNG and SVG beside the JSON file."""
     import matplotlib
@@ -118,7 +109,7 @@ def write_pictures(
     axes.set(title=labels["title"], xlabel=labels["x"], ylabel=labels["y"], yscale="log")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
-    paths = [Path(file).with_suffix(ending) for ending in (".png", ".svg")]
+    paths = [file.with_suffix(ending) for ending in (".png", ".svg")]
     for path in paths:
         figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -23,7 +23,7 @@ from inferscale_mem.cli.bench.measuring import (
     spread,
 )
 from inferscale_mem.cli.bench.prompts import FACT_TOKENS, QUESTION_TOKENS, Workload, make_workload
-from inferscale_mem.cli.bench.report import check_writable, machine, progress, publish, table
+from inferscale_mem.cli.bench.report import check_pictures, machine, progress, publish, table
 from inferscale_mem.config import MEGABYTE
 from inferscale_mem.errors import InputError, SelfTestError
 from inferscale_mem.types import PromptPlan, Sampling
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.k, args.tokens, args.repeat_text, args.record_mib) < 1 or args.repeat < args.repeat_text:
         raise InputError("All numbers must be 1 or more, and --repeat at least --repeat-text.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     cache = {"kv_cache_bytes": args.kv_cache_mib * MEGABYTE} if args.kv_cache_mib else {}
     with opened(args, record_bytes=args.record_mib * MEGABYTE, **cache) as bench:
         users = make_users(bench, max(args.concurrency), args.k)

@@ -22,7 +22,7 @@ from inferscale_mem.cli.bench.measuring import (
     spread,
 )
 from inferscale_mem.cli.bench.prompts import FACT_TOKENS, QUESTION_TOKENS, Workload, make_workload
-from inferscale_mem.cli.bench.report import check_writable, machine, progress, publish, table
+from inferscale_mem.cli.bench.report import check_pictures, machine, progress, publish, table
 from inferscale_mem.errors import InputError
 from inferscale_mem.protocols import Engine
 from inferscale_mem.types import PromptPlan
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.repeat, args.repeat_text) < 1:
         raise InputError("--repeat and --repeat-text must be 1 or more.")
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     with opened(args) as bench:
         times = [row for k in args.k for row in measure(bench, k, args.repeat, args.repeat_text)]
         meta = machine(bench.engine, how=HOW, facts_tokens=FACT_TOKENS, question_tokens=QUESTION_TOKENS)

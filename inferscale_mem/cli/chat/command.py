@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferscale_mem.cli.arguments import add_json
 from inferscale_mem.cli.chat.conversation import Conversation
 from inferscale_mem.cli.chat.quiet import Quiet, Stage, own_stream
 from inferscale_mem.cli.chat.terminal import Terminal
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="earlier turns sent along (default: 4; 0 with the packaged small model, which repeats them)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scripted conversation's figures here")
+    add_json(parser, "write the scripted conversation's figures here")
     parser.add_argument("--verbose", action="store_true", help="show the engine's own log")
 
 

@@ -8,26 +8,24 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import inferscale_mem
+from inferscale_mem.cli.arguments import add_json
 from inferscale_mem.cli.doctor.finding import Finding
 from inferscale_mem.cli.doctor.libraries import BASE, TORCH, TRANSFORMERS, VLLM, check_library, check_python
 from inferscale_mem.cli.doctor.machine import check_device, check_home, check_memory, find_gpus
 from inferscale_mem.cli.doctor.models import check_embedder, check_key, check_model
 from inferscale_mem.config import InferScaleConfig
-from inferscale_mem.errors import ConfigError, InputError
+from inferscale_mem.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to this file, too")
+    add_json(parser, "write the findings to this file, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check everything; 0 unless something needed fails."""
-    if args.json and not args.json.absolute().parent.is_dir():
-        raise InputError(f"--json {args.json}: the folder does not exist; make it first.")
     print("Loading each library once; that can take a minute.", file=sys.stderr, flush=True)
     findings = []
     for finding in examine():

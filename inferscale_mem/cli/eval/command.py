@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferscale_mem.cli.bench.report import check_writable, machine, progress
+from inferscale_mem.cli.arguments import add_json
+from inferscale_mem.cli.bench.report import check_pictures, machine, progress
 from inferscale_mem.cli.eval.judge import Judge, judge_all
 from inferscale_mem.cli.eval.locomo import CATEGORIES, DATES, Conversation, read
 from inferscale_mem.cli.eval.log import Log
@@ -78,11 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--judge-url", metavar="URL", help="OpenAI-compatible endpoint, with /v1, that judges answers")
     add("--judge-model", metavar="NAME", help="the judge's model")
     add("--judge-key-file", type=Path, metavar="FILE", help="holds the judge's API key")
-    add(
-        "--json",
-        metavar="FILE",
-        help="write rows and machine here, a picture and the log beside it; goes on from that log",
-    )
+    add_json(parser, "write rows and machine here, a picture and the log beside it; goes on from that log")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     conversations, digest = read(args.data)
     chosen = choose(conversations, args)
     if args.json:
-        check_writable(args.json)
+        check_pictures()
     asked, settings = _asked(args), _settings(args)
     logging.getLogger("mem0").setLevel(logging.ERROR)  # what is not installed is told in meta
     warnings.filterwarnings("ignore", "Local mode is not recommended", UserWarning)
@@ -102,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     engine = open_engine(settings, load_key(settings))
     try:
         meta = _meta(engine, args, asked, digest)
-        with Log(Path(args.json).with_suffix(".jsonl") if args.json else None, _made_with(meta)) as log:
+        with Log(args.json.with_suffix(".jsonl") if args.json else None, _made_with(meta)) as log:
             run_all(chosen, asked, engine, settings, log, Paced())
             if judge is not None:
                 meta["judge"] = judge_all(judge, chosen, log, Paced())

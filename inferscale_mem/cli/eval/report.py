@@ -26,7 +26,7 @@ def shown(log: Log) -> str:
     return table(HEADS, [_cells(row) for row in rows(log)])
 
 
-def write(file: str, log: Log, meta: Mapping[str, Any]) -> list[Path]:
+def write(file: Path, log: Log, meta: Mapping[str, Any]) -> list[Path]:
     """The JSON file, and pictures beside it."""
     every = rows(log)
     result = {
@@ -37,8 +37,7 @@ def write(file: str, log: Log, meta: Mapping[str, Any]) -> list[Path]:
     }
     written = [write_json(file, result), *write_pictures(file, _lines(every), PICTURE)]
     if curves := _tail_curves(every):
-        path = Path(file)
-        written += write_pictures(str(path.with_name(f"{path.stem}-ttft{path.suffix}")), curves, TAILS)
+        written += write_pictures(file.with_name(f"{file.stem}-ttft{file.suffix}"), curves, TAILS)
     return written
 
 
