@@ -10,6 +10,7 @@ from pathlib import Path
 
 from inferscale_mem.config import InferScaleConfig, parse_handle_key
 from inferscale_mem.errors import ConfigError
+from inferscale_mem.private_files import make_private_folder
 
 KEY_FILE = "handle.key"
 MIN_KEY_BYTES = 16
@@ -40,7 +41,7 @@ def load_key(config: InferScaleConfig) -> bytes:
 
 def _make(path: Path) -> None:
     """Write a new key under another name, then give it the right one: nobody ever sees half a key."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:

@@ -30,6 +30,7 @@ from inferscale_mem.errors import MissingDependencyError, ModelError
 from inferscale_mem.models import CHAT_PACKAGE, say
 from inferscale_mem.models.checksums import Manifest, damage
 from inferscale_mem.models.loading import LOADING
+from inferscale_mem.private_files import make_private_folder
 
 _END_OF_TURN, _END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 _CONTEXT = 8192
@@ -45,7 +46,7 @@ def convert_once(gguf: Path, folder: Path, source: Mapping[str, Any]) -> None:
         MissingDependencyError: the GGUF reader is not installed.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.parent)  # the first of these may be the home of memories
         lock = FileLock(folder.with_suffix(".lock"))
         with _held(lock):
             if damage(folder, source) is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from inferscale_mem.private_files import make_private_file
 
 
 class OwedDrops:
@@ -56,8 +57,7 @@ class OwedDrops:
     def _file(self) -> Iterator[sqlite3.Connection]:
         """The file, for one transaction. It is opened each time: servers are away rarely."""
         assert self._path is not None
-        with contextlib.suppress(FileExistsError):  # handles are nobody else's business
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        make_private_file(self._path)
         with contextlib.closing(sqlite3.connect(self._path)) as db, db:
             db.execute("CREATE TABLE IF NOT EXISTS owed (handle TEXT PRIMARY KEY)")
             yield db

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from inferscale_mem.adapters.mem0.resident_qdrant import ResidentQdrant, Residen
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError
 from inferscale_mem.models import resolve_embedder
+from inferscale_mem.private_files import make_private_file
 
 PROVIDER = "inferscale"
 COLLECTION = "mem0"
@@ -49,6 +51,9 @@ def complete(given: MemoryConfig | None, settings: InferScaleConfig) -> MemoryCo
         make_folder(path, what)
     if Path(known["history_db_path"]).is_dir():
         raise ConfigError(f"history_db_path={known['history_db_path']!r} is a folder; name a file in it.")
+    if known["history_db_path"] != ":memory:":
+        with contextlib.suppress(OSError):  # SQLite finds the same, and then it is said what to do
+            make_private_file(Path(known["history_db_path"]))
     return (given or MemoryConfig()).model_copy(update=known)
 
 

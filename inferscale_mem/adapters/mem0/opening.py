@@ -15,6 +15,7 @@ from qdrant_client.http.exceptions import ApiException
 
 from inferscale_mem.adapters.mem0.qdrant import locked
 from inferscale_mem.errors import ConfigError, InferScaleError, StoreError
+from inferscale_mem.private_files import make_private_folder
 from inferscale_mem.protocols import Engine
 
 FORMER = frozenset(
@@ -62,7 +63,7 @@ def make_folder(path: Path, what: str) -> None:
         ConfigError: it cannot be made.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path)
     except OSError as error:
         raise ConfigError(
             f"The folder {path} for {what} cannot be made ({error.strerror}). Make its parent writable, or set another."

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_mem.adapters.mem0.facts import age
+from inferscale_mem.private_files import make_private_file
 from inferscale_mem.types import OWNER_FIELDS, Fact, Scope
 
 KEPT = 64
@@ -29,11 +30,12 @@ class TurnLog:
     """Turns by scope in a small SQLite file. Thread-safe.
 
     Args:
-        path: the file; made if it does not exist.
+        path: the file; made if it does not exist, for its owner only.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        make_private_file(path)  # what SQLite puts beside it has the same mode
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")

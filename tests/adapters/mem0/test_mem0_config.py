@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,35 @@ def test_nothing_configured(memory: InferScaleMemory, home: Path) -> None:
     assert memory.config.vector_store.config.path == str(home / "inferscale" / "qdrant")
     assert memory.config.history_db_path == str(home / "inferscale" / "history.db")
     assert memory.service.signer.store == "qdrant/mem0"
+
+
+def test_what_people_say_is_for_their_eyes_only(engine: FakeEngine, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        home, history = tmp_path / "new" / "home", tmp_path / "other" / "history.db"
+        with InferScaleMemory(
+            MemoryConfig(history_db_path=str(history)), engine=engine, inferscale={"home": str(home)}
+        ) as memory:
+            memory.add("Likes tea.", user_id="alice", infer=False)
+            made = [*home.glob("*.db*"), *history.parent.glob("history*")]
+            assert len(made) >= 3 and history in made
+            assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600}
+            memory.reset()
+            assert stat.S_IMODE(history.stat().st_mode) == 0o600
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (home, home.parent, history.parent)} == {0o700}
+        with InferScaleMemory(engine=engine, inferscale={"home": str(tmp_path / "third")}):
+            assert stat.S_IMODE((tmp_path / "third" / "history.db").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_files_that_are_there_keep_their_mode(engine: FakeEngine, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "history.db").touch(mode=0o640)
+    mode = (tmp_path / "history.db").stat().st_mode
+    with InferScaleMemory(engine=engine, inferscale={"home": str(tmp_path)}):
+        assert (tmp_path / "history.db").stat().st_mode == mode
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
 def test_an_empty_configuration_is_none(engine: FakeEngine, home: Path) -> None:
