@@ -8,6 +8,7 @@ from typing import Any
 from inferscale_mem import memory_block
 from inferscale_mem.chat_template import Chat, new_mark
 from inferscale_mem.handles import UNKNOWN, find, strip_given
+from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Fact, Miss
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
@@ -16,7 +17,7 @@ DEFAULT_SYSTEM = "You are a helpful assistant."
 HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
 
-ELSEWHERE = "stands in a message of the {role}; handles are read from system messages and memories= only"
+ELSEWHERE = "stands in {}; handles are read from system messages and memories= only"
 
 SYSTEM = ("system",)
 """Roles of messages whose handles ask for something, unless the app says otherwise."""
@@ -48,8 +49,18 @@ def _within(value: Any) -> Iterator[str]:
             yield from _within(inner)
 
 
+def handles_of_tools(tools: Tools | None) -> list[str]:
+    """Handles in the definitions of tools, in order."""
+    return list(_within(tools or ()))
+
+
 def all_missed(
-    chat: Chat, facts: Mapping[str, Fact], known: Sequence[Miss], asked: Sequence[str], roles: Sequence[str]
+    chat: Chat,
+    facts: Mapping[str, Fact],
+    known: Sequence[Miss],
+    asked: Sequence[str],
+    roles: Sequence[str],
+    tools: Tools | None = None,
 ) -> tuple[Miss, ...]:
     """Every handle that is given and not served, once: a request whose memories do nothing must not be silent."""
     missed = {miss.handle: miss for miss in known}
@@ -57,7 +68,9 @@ def all_missed(
         missed.setdefault(handle, Miss(handle, UNKNOWN))
     for message in chat:
         for handle in handles_anywhere([message]):
-            missed.setdefault(handle, Miss(handle, ELSEWHERE.format(role=message["role"])))
+            missed.setdefault(handle, Miss(handle, ELSEWHERE.format(f"a message of the {message['role']}")))
+    for handle in handles_of_tools(tools):
+        missed.setdefault(handle, Miss(handle, ELSEWHERE.format("a tool's definition")))
     return tuple(miss for handle, miss in missed.items() if handle not in facts)
 
 
@@ -86,6 +99,12 @@ def without(chat: Chat, handles: Collection[str]) -> Chat:
     return [new for new, old in zip(cut, chat, strict=True) if new["content"] or not old["content"] or _speaks(old)]
 
 
+def tools_without(tools: Tools | None, handles: Collection[str]) -> Tools | None:
+    """The definitions without ``handles``."""
+    valid = set(handles)
+    return [_scrubbed(tool, valid) for tool in tools] if tools and valid else tools
+
+
 def human_marks(chat: Chat) -> dict[int, str]:
     """A mark for each human message: its index among the messages -> the mark."""
     return {index: new_mark() for index, message in enumerate(chat) if message["role"] == "user"}
@@ -112,17 +131,20 @@ def _speaks(message: Mapping[str, Any]) -> bool:
 
 def _rest_without(value: Mapping[str, Any], valid: set[str]) -> dict[str, Any]:
     """A message, or a call in it, whose other fields do not hold the handles either."""
-    return {name: inner if name in _KEPT else _scrubbed(inner, valid) for name, inner in value.items()}
+    return {name: inner if name in _KEPT else _field_without(name, inner, valid) for name, inner in value.items()}
+
+
+def _field_without(name: str, value: Any, valid: set[str]) -> Any:
+    if name == "tool_calls" and isinstance(value, list | tuple):
+        return [_rest_without(call, valid) if isinstance(call, Mapping) else _scrubbed(call, valid) for call in value]
+    return _scrubbed(value, valid)
 
 
 def _scrubbed(value: Any, valid: set[str]) -> Any:
     if isinstance(value, str):
         return strip_given(value, valid)
     if isinstance(value, Mapping):
-        return {
-            strip_given(str(name), valid): inner if name in ("id", "type") else _scrubbed(inner, valid)
-            for name, inner in value.items()
-        }
+        return {strip_given(str(name), valid): _scrubbed(inner, valid) for name, inner in value.items()}
     return [_scrubbed(inner, valid) for inner in value] if isinstance(value, list | tuple) else value
 
 

@@ -83,15 +83,18 @@ class PromptPlanner:
         """
         return list(dict.fromkeys(placing.handles_of(as_chat(messages), roles)))
 
-    def other_handles_in(self, messages: Messages, roles: Sequence[str] = placing.SYSTEM) -> list[str]:
-        """All other handles, wherever in the messages they stand, each once.
+    def other_handles_in(
+        self, messages: Messages, roles: Sequence[str] = placing.SYSTEM, tools: Tools | None = None
+    ) -> list[str]:
+        """All other handles, wherever in messages and tools they stand, each once.
 
         Raises:
             InputError: no messages, or content that is not text.
         """
         chat = as_chat(messages)
         asking = set(placing.handles_of(chat, roles))
-        return [handle for handle in dict.fromkeys(placing.handles_anywhere(chat)) if handle not in asking]
+        anywhere = dict.fromkeys([*placing.handles_anywhere(chat), *placing.handles_of_tools(tools)])
+        return [handle for handle in anywhere if handle not in asking]
 
     def default_header(self) -> Segment:
         """The header of a request with memories and no system message: what facts are encoded behind.
@@ -126,7 +129,7 @@ class PromptPlanner:
         """The prompt for these messages, with the facts in one block.
 
         The block stands where the first valid handle stands in a system message; otherwise at the end of the first
-        system message, which is made if there is none. Valid handles are cut out of all messages. All other handles
+        system message, which is made if there is none. Valid handles are cut out of messages and tools. All others
         stay what they are, inert text, and are counted as missed.
 
         Args:
@@ -145,16 +148,17 @@ class PromptPlanner:
             position: "latest" puts the block right before the latest human message instead; the conversation in front
                 of it is then in records, too.
             roles: of the messages whose handles ask for something.
-            hide: further handles that are cut out of all messages, and not served.
+            hide: further handles that are cut out of messages and tools, and not served.
 
         Raises:
             InputError: no messages, or content that is not text.
             ChatTemplateError: the model has no template, or it refuses these messages.
         """
         said = as_chat(messages)
-        misses = placing.all_missed(said, facts, missed, order or (), roles)
+        misses = placing.all_missed(said, facts, missed, order or (), roles, tools)
         start = CallStart.of(call or None) if call is not None else None
         hidden = {*facts, *hide}
+        tools = placing.tools_without(tools, hidden)
         asked: dict[str, str] = {}  # lasting handle -> the one that asked first, most similar first
         for handle in [*(order or ()), *placing.handles_of(said, roles), *facts]:
             if handle in facts:

@@ -273,7 +273,7 @@ class MemoryService:
         roles = _roles(human_handles, scope)
         order = list(dict.fromkeys([*self.planner.handles_in(messages, roles), *memories]))
         resolved = self.resolve(order, scope)
-        others = self.planner.other_handles_in(messages, roles)
+        others = self.planner.other_handles_in(messages, roles, tools)
         hide = self.resolve(others, resolved.scope).facts if others else {}
         return self.planner.plan(
             messages,

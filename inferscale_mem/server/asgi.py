@@ -54,6 +54,12 @@ async def answer(send: Send, status: int, said: Any) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+async def refuse(send: Send, message: str) -> None:
+    """Answer a request of vLLM's as vLLM refuses one."""
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+    await answer(send, 400, {"error": error})
+
+
 async def until_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Do the work, or as much of it as there is somebody to do it for."""
 

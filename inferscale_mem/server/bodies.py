@@ -3,29 +3,71 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
-from inferscale_mem.handles import find
+from inferscale_mem.handles import find, strip_given
 from inferscale_mem.types import Scope
 
 FIELD = "inferscale"
 """Of a request: ``{"memories": [handles], "scope": {"user_id": …}}``, both optional. Of an answer: the report."""
-OTHER_PROMPTS = ("chat_template", "continue_final_message", "documents", "echo", "truncate_prompt_tokens")
-"""Options that make another prompt than the one planned here."""
+PROMPT_FIELDS = ("messages", "tools", "tool_choice", "documents", "chat_template_kwargs")
+"""What a prompt is made of."""
+DEEPEST = 100
+"""Lists and objects in each other that a request may have: whatever walks through it calls itself at each."""
+
+_CONCERNS_US = re.compile(rf'ism1\.|"{FIELD}"|\\u00')
+"""An escape may spell any of these characters."""
 
 
-def read_chat(body: bytes) -> dict[str, Any] | None:
-    """The request; None if vLLM should say what is wrong with it."""
+def quick_text(body: bytes) -> str | None:
+    """The body's text, if it may have to do with memories."""
     try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
+        text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does, and so vLLM
+    except ValueError:
         return None
-    messages = request.get("messages") if isinstance(request, dict) else None
-    good = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
-    return request if good else None
+    return text if _CONCERNS_US.search(text) else None
+
+
+def read_chat(text: str) -> dict[str, Any] | None:
+    """The request, if it has to do with memories; None if not, or if vLLM should say what is wrong with it.
+
+    Raises:
+        InputError: it is nested too deeply, or content of a message is neither text nor objects.
+    """
+    try:
+        request: Any = json.loads(text)
+    except ValueError:
+        return None
+    except RecursionError as error:
+        raise InputError(f"The request is nested deeper than {DEEPEST} levels.") from error
+    if not isinstance(request, dict):
+        return None
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    if FIELD not in request and not handles_in(request):
+        return None
+    check_depth(request)
+    for message in messages:
+        content = message.get("content")
+        good = all(isinstance(part, str | dict) for part in content) if isinstance(content, list) else False
+        if not (good or content is None or isinstance(content, str)):
+            raise InputError("Content of a message must be text, or a list of objects such as {'type': 'text', …}.")
+    return request
+
+
+def check_depth(said: Any) -> None:
+    """Raise InputError if this is nested too deeply."""
+    level, depth = [said], 0
+    while level:
+        if depth > DEEPEST:
+            raise InputError(f"The request is nested deeper than {DEEPEST} levels.")
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level, depth = [value for values in inner for value in values if isinstance(value, dict | list)], depth + 1
 
 
 def asked_handles(request: Mapping[str, Any], asked: Any) -> list[str]:
@@ -48,9 +90,35 @@ def handles_anywhere(body: bytes) -> list[str]:
         said = json.loads(body)
     except (ValueError, RecursionError):
         said = body.decode("utf-8", "replace")
+    return handles_in(said)
+
+
+def handles_in(said: Any) -> list[str]:
+    """What has the form of a handle anywhere in this, orders aside, each once."""
     if isinstance(said, dict):
-        said.pop("kv_transfer_params", None)
+        said = {name: value for name, value in said.items() if name != "kv_transfer_params"}
     return list(dict.fromkeys(one.handle for text in _strings(said) for one in find(text)))
+
+
+def prompt_handles(request: Mapping[str, Any]) -> list[str]:
+    """What has the form of a handle in all that may get into a prompt, each once."""
+    return handles_in([request.get(name) for name in PROMPT_FIELDS])
+
+
+def without(request: Mapping[str, Any], handles: Collection[str]) -> dict[str, Any]:
+    """The request with these handles cut out of all that may get into a prompt."""
+    cut = {name: _cut(request[name], handles) for name in PROMPT_FIELDS if name in request}
+    return {**request, **cut} if handles else dict(request)
+
+
+def _cut(value: Any, handles: Collection[str]) -> Any:
+    if isinstance(value, str):
+        return strip_given(value, handles)
+    if isinstance(value, list):
+        return [_cut(inner, handles) for inner in value]
+    if isinstance(value, dict):
+        return {strip_given(name, handles): _cut(inner, handles) for name, inner in value.items()}
+    return value
 
 
 def _strings(said: Any) -> Iterator[str]:
@@ -80,40 +148,36 @@ def asked_scope(asked: Any) -> Scope | None:
     return Scope.of(scope)
 
 
-def check_prompt(request: Mapping[str, Any]) -> None:
-    """Whether the prompt is one that can be planned.
+def as_rendered(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with what vLLM gives to templates of it: the arguments of its tool calls as objects, for one.
 
     Raises:
-        InputError: an option makes another one.
+        InputError: its tool calls cannot be read.
     """
-    other = next((name for name in OTHER_PROMPTS if request.get(name)), None)
-    if request.get("add_generation_prompt") is False:
-        other = "add_generation_prompt"
-    if other:
-        raise InputError(f"memories cannot be combined with {other}")
+    role = message.get("role")
+    kept = {name: message[name] for name in ("role", "content") if name in message}
+    kept.update((name, message[name]) for name in ("name", "task") if isinstance(message.get(name), str))
+    if role == "tool" and "tool_call_id" in message:
+        kept["tool_call_id"] = message["tool_call_id"]
+    if role == "assistant":
+        reasoning = message.get("reasoning", message.get("reasoning_content"))
+        if isinstance(reasoning, str):
+            kept.update(reasoning=reasoning, reasoning_content=reasoning)
+        if calls := message.get("tool_calls"):
+            kept["tool_calls"] = [_read_call(call) for call in calls]
+    return kept
 
 
-def template_kwargs(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the chat template, as vLLM would set them."""
-    given = request.get("chat_template_kwargs")
-    kwargs = {**defaults, **(given if isinstance(given, dict) else {})}
-    if (effort := request.get("reasoning_effort")) is not None:
-        kwargs["reasoning_effort"] = effort
-        kwargs.setdefault("enable_thinking", effort != "none")
-    return kwargs
-
-
-def with_read_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its tool calls as objects, which is how templates take them."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return dict(message)
-    return {**message, "tool_calls": [_read_call(call) for call in calls]}
-
-
-def _read_call(call: Any) -> Any:
+def _read_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InputError("A tool call of an assistant message must have a function with a name.")
+    arguments = function.get("arguments")
     try:
-        arguments = json.loads(call["function"]["arguments"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return call
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        arguments = None
+    except RecursionError as error:
+        raise InputError(f"The arguments of a tool call are nested deeper than {DEEPEST} levels.") from error
+    check_depth(arguments)
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -5,29 +5,58 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 from inferscale_mem import wire
 from inferscale_mem.accounting import account, why_not
+from inferscale_mem.engines.vllm_chat import ChatReading, read_request
 from inferscale_mem.engines.vllm_served import Overheard, ServedEngine, overhear
 from inferscale_mem.errors import ChatTemplateError, InputError
 from inferscale_mem.handles import UNKNOWN
 from inferscale_mem.kv.directory import ABSENT, CHANGED
+from inferscale_mem.placing import ELSEWHERE
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine
 from inferscale_mem.recording.headers import HeaderRecords
 from inferscale_mem.server import bodies
-from inferscale_mem.server.asgi import App, Receive, Scope, Send, replay
+from inferscale_mem.server.asgi import App, Receive, Scope, Send, refuse, replay
 from inferscale_mem.server.facts import FactTable, Known
 from inferscale_mem.server.reports import ReportedAnswer
-from inferscale_mem.service import permit
+from inferscale_mem.service import Resolved, permit
 from inferscale_mem.types import InjectReport, Miss, PromptPlan
-from inferscale_mem.types import Scope as Owner
 
 PLANNERS = 32
 """Planners kept: one for each way in which records are made and templates are filled in."""
 HEADER_BACKOFF_S = 0.5
+IN_VARIABLES = ELSEWHERE.format("chat_template_kwargs")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a request's handles stand for.
+
+    Attributes:
+        order: those that ask for something, most similar first.
+        known: all that stand for a fact of the request's store.
+        resolved: what is served of ``order``.
+        hidden: genuine ones that ask for nothing where they stand.
+    """
+
+    order: Sequence[str]
+    known: Mapping[str, Known]
+    resolved: Resolved
+    hidden: frozenset[str]
+
+    @property
+    def genuine(self) -> set[str]:
+        """All that no model is to read."""
+        return {*self.resolved.facts, *self.hidden}
+
+
+def _nothing(handles: Sequence[str], why: str) -> PromptPlan:
+    return PromptPlan((), missed=tuple(Miss(handle, why) for handle in handles))
 
 
 class ChatRequests:
@@ -46,13 +75,16 @@ class ChatRequests:
 
     async def handle(self, app: App, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Answer one request: as vLLM does, with the facts behind its handles injected."""
-        concerns_us = b"ism1." in body or b'"inferscale"' in body
-        request = bodies.read_chat(body) if concerns_us else None
-        if request is None:
+        try:
+            text = bodies.quick_text(body)
+            prepared = None if text is None else await asyncio.to_thread(self._prepare, text)
+        except InputError as error:
+            await refuse(send, str(error))
+            return
+        if prepared is None:
             await app(scope, replay(body, receive), send)
             return
-        asked = request.pop(bodies.FIELD, None)
-        plan = await asyncio.to_thread(self._plan, request, asked)
+        plan, request = prepared
         await self._make_header(plan)
         tokens = plan.token_ids if plan.facts else []
         ticket = wire.new_ticket() if plan.facts else ""
@@ -71,40 +103,86 @@ class ChatRequests:
 
     # Before the answer.
 
-    def _plan(self, request: Mapping[str, Any], asked: Any) -> PromptPlan:
-        """The prompt. Without facts it is not used: vLLM makes it, and handles are just text."""
-        handles = bodies.asked_handles(request, asked)
-        try:
-            bodies.check_prompt(request)
-            return self._planned(request, handles, bodies.asked_scope(asked))
-        except (InputError, ChatTemplateError) as error:
-            return PromptPlan((), missed=tuple(Miss(handle, str(error)) for handle in handles))
+    def _prepare(self, text: str) -> tuple[PromptPlan, dict[str, Any]] | None:
+        """The prompt, and the request to hand on, without genuine handles; None if it has nothing to do with memories.
 
-    def _planned(self, request: Mapping[str, Any], handles: Sequence[str], scope: Owner | None) -> PromptPlan:
-        looked_up = {handle: self._facts.get(handle) for handle in handles}
-        known = {handle: found for handle, found in looked_up.items() if isinstance(found, Known)}
-        first = next(iter(known.values()), None)
-        known = {handle: found for handle, found in known.items() if first and found.store == first.store}
-        missed = {
-            handle: Miss(handle, UNKNOWN if isinstance(found, Known) else found)
+        A plan without facts is not used: vLLM makes the prompt, and all other handles are just text.
+
+        Raises:
+            InputError: the request is one that vLLM would break on, or that tries to change how prompts are made.
+        """
+        request = bodies.read_chat(text)
+        if request is None:
+            return None
+        asked = request.pop(bodies.FIELD, None)
+        reading = self._read(request)
+        handles = list(dict.fromkeys([*bodies.asked_handles(request, asked), *bodies.prompt_handles(request)]))
+        if reading.refused:  # in vLLM's own words
+            return _nothing(handles, "vLLM refuses the request"), request
+        messages = [bodies.as_rendered(message) for message in request["messages"]]
+        found = self._look_up(request, asked)
+        handed_on = bodies.without(request, found.genuine)
+        try:
+            bodies.asked_scope(asked)
+            if reading.other:
+                raise InputError(f"memories cannot be combined with {reading.other}")
+            if self._read(handed_on).media:
+                raise InputError("memories cannot be combined with content that is not text")
+            return self._planned(request, messages, found, reading.variables or {}), handed_on
+        except (InputError, ChatTemplateError) as error:
+            return _nothing(handles, str(error)), handed_on
+
+    def _read(self, request: Mapping[str, Any]) -> ChatReading:
+        return read_request(request, self._engine.tokenizer.hf, self._engine.template_kwargs)
+
+    def _look_up(self, request: Mapping[str, Any], asked: Any) -> _Found:
+        """What the request's handles stand for."""
+        order = bodies.asked_handles(request, asked)
+        looked_up = {handle: self._facts.get(handle) for handle in [*order, *bodies.prompt_handles(request)]}
+        first = next((looked_up[handle] for handle in order if isinstance(looked_up[handle], Known)), None)
+        first = first or next((found for found in looked_up.values() if isinstance(found, Known)), None)
+        known = {
+            handle: found
             for handle, found in looked_up.items()
+            if isinstance(found, Known) and isinstance(first, Known) and found.store == first.store
+        }
+        missed = {
+            handle: Miss(handle, UNKNOWN if isinstance(found := looked_up[handle], Known) else found)
+            for handle in order
             if handle not in known
         }
-        resolved = permit({handle: found.fact for handle, found in known.items()}, scope, missed)
-        kwargs = bodies.template_kwargs(request, self._engine.template_kwargs)
-        planner = self._planner(first.fingerprint if first else "", json.dumps(kwargs, sort_keys=True))
+        try:
+            scope = bodies.asked_scope(asked)
+        except InputError:
+            scope = None
+        resolved = permit({handle: known[handle].fact for handle in order if handle in known}, scope, missed)
+        others = {handle: found.fact for handle, found in known.items() if handle not in order}
+        return _Found(order, known, resolved, frozenset(permit(others, resolved.scope, {}).facts))
+
+    def _planned(
+        self,
+        request: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        found: _Found,
+        variables: Mapping[str, Any],
+    ) -> PromptPlan:
+        first = next((found.known[handle] for handle in found.resolved.facts), None)
+        variables = bodies.without({"chat_template_kwargs": variables}, found.genuine)["chat_template_kwargs"]
+        inert = set(bodies.handles_in(request.get("chat_template_kwargs"))) - {*found.order}
+        planner = self._planner(first.fingerprint if first else "", json.dumps(variables, sort_keys=True))
         return planner.plan(
-            [bodies.with_read_calls(message) for message in request["messages"]],
-            resolved.facts,
-            order=handles,
+            messages,
+            found.resolved.facts,
+            order=found.order,
             is_ready=self._facts.is_ready,
-            scope=resolved.scope,
+            scope=found.resolved.scope,
             store=first.store if first else "",
-            missed=resolved.missed,
-            lasting={handle: found.handle for handle, found in known.items()},
+            missed=[*found.resolved.missed, *(Miss(handle, IN_VARIABLES) for handle in inert)],
+            lasting={handle: known.handle for handle, known in found.known.items()},
             text_tail=first.text_tail if first else 0,
             free_tokens=first.free_tokens if first else 0,
             tools=None if request.get("tool_choice") == "none" else request.get("tools"),
+            hide=found.hidden,
         )
 
     def _make_planner(self, fingerprint: str, template_kwargs: str) -> PromptPlanner:

@@ -13,7 +13,19 @@ from inferscale_mem.engines.vllm_served import ServedEngine
 from inferscale_mem.errors import InferScaleError, InputError
 from inferscale_mem.handles import UNKNOWN
 from inferscale_mem.server import bodies
-from inferscale_mem.server.asgi import App, Gone, Message, Receive, Scope, Send, answer, read_body, replay, until_gone
+from inferscale_mem.server.asgi import (
+    App,
+    Gone,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    read_body,
+    refuse,
+    replay,
+    until_gone,
+)
 from inferscale_mem.server.chat import ChatRequests
 from inferscale_mem.server.facts import FactTable
 from inferscale_mem.server.reports import counted
@@ -97,8 +109,7 @@ class _Server:
                 f"The request to {path} holds handles of memories ({len(known)}), which are not injected there. Send "
                 f"it to {CHAT}, or give what memory.resolve makes of them, which is text."
             )
-            error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
-            await answer(send, 400, {"error": error})
+            await refuse(send, message)
             return
         await self._app(scope, replay(body, receive), counted(send, len(handles), len(handles)) if handles else send)
 

@@ -177,6 +177,33 @@ def test_forged_foreign_and_expired_handles_stay_inert_text(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("asked", [True, False])
+def test_handles_in_tools_are_cut_out_or_inert_and_counted(family: str, asked: bool) -> None:
+    house = house_of(family)
+    mine, other, foreign = house.alices[0], house.alices[1], house.bobs[0]
+    place = {"type": "string", "description": f"As {mine} or {foreign}"}
+    schema = {"type": "object", "properties": {"id": place, "type": place}}
+    tool = {"name": "look", "description": f"Looks for {other} and {FORGED}.", "parameters": schema}
+    chat = house.chat.bind_tools([{"type": "function", "function": tool}])
+    answer = chat.invoke([HumanMessage("Hi.")], user_id="alice", memories=[mine] if asked else [])
+    assert "look" in house.prompt and mine not in house.prompt and other not in house.prompt
+    assert foreign in house.prompt and FORGED in house.prompt and "Likes tea" not in house.prompt
+    assert ("Allergic" in house.prompt) == asked
+    missed = {miss["handle"]: miss["reason"] for miss in answer.response_metadata["inferscale"]["missed"]}
+    assert {other, foreign, FORGED} | (set() if asked else {mine}) <= set(missed)
+    assert "a tool's definition" in missed[other]
+
+
+def test_an_id_in_a_calls_arguments_is_no_place_for_a_handle() -> None:
+    house = house_of("qwen")
+    call = {"name": "look", "args": {"id": house.alices[1], "type": [house.alices[2]]}, "id": "call00001"}
+    told = [HumanMessage("Look."), AIMessage("", tool_calls=[call]), ToolMessage("No.", tool_call_id="call00001")]
+    report = house.chat.invoke([*told, HumanMessage("Well?")], user_id="alice").response_metadata["inferscale"]
+    assert "ism1" not in house.prompt
+    assert {miss["handle"] for miss in report["missed"]} == set(house.alices[1:3])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_human_handles_ask_only_where_the_app_says_so_and_names_a_scope(family: str) -> None:
     house = house_of(family)
     question = [HumanMessage(f"What about {house.alices[0]} and {house.bobs[0]}?")]

@@ -13,10 +13,36 @@ A, B = "ism1.0123456789abcdef.0123456789abcdef", "ism1.1123456789abcdef.01234567
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'"x"', b"{}", b'{"messages": []}', b'{"messages": [1]}', b"[" * 100_000, b"\xff"]
+    "text", ["", "{", "[]", '"x"', "{}", '{"messages": []}', '{"messages": [1], "inferscale": {}}', '{"inferscale": 1}']
 )
-def test_what_is_no_chat_request_is_left_to_vllm(body: bytes) -> None:
-    assert bodies.read_chat(body) is None
+def test_what_is_no_chat_request_is_left_to_vllm(text: str) -> None:
+    assert bodies.read_chat(text) is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("spelled", [A, A.replace("i", "\\u0069"), A.replace(".", "\\u002E"), "\\u0069" + A[1:]])
+def test_handles_are_seen_however_they_are_written(encoding: str, spelled: str) -> None:
+    body = json.dumps({"messages": [{"role": "system", "content": "- HERE"}]}).replace("HERE", spelled)
+    text = bodies.quick_text(body.encode(encoding))
+    assert text is not None
+    request = bodies.read_chat(text)
+    assert request is not None and bodies.asked_handles(request, None) == [A]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"messages": [{"role": "user", "content": "\\u00e9 \xc3\xa9"}]}', b"\xff", b"\x80ism1."]
+)
+def test_what_has_nothing_to_do_with_memories_is_not_looked_into(body: bytes) -> None:
+    text = bodies.quick_text(body)
+    assert text is None or bodies.read_chat(text) is None
+
+
+@pytest.mark.parametrize("deep", [101, 900, 100_000])
+def test_requests_that_are_nested_too_deeply(deep: int) -> None:
+    text = '{"messages": [], "inferscale": {}, "x": %s}'
+    with pytest.raises(InputError, match="deep"):
+        bodies.read_chat(text % ("[" * deep + "]" * deep))
+    assert bodies.read_chat(text % ("[" * 99 + "]" * 99)) is not None
 
 
 def test_handles_of_system_messages_and_memories() -> None:
@@ -46,28 +72,31 @@ def test_a_scope_that_names_nobody_is_refused() -> None:
             bodies.asked_scope({"scope": wrong})
 
 
-@pytest.mark.parametrize("option", [{"chat_template": "x"}, {"add_generation_prompt": False}, {"echo": True}])
-def test_options_that_make_another_prompt(option: dict[str, Any]) -> None:
-    bodies.check_prompt({"messages": [], "echo": False, "add_generation_prompt": True})
-    with pytest.raises(InputError, match=next(iter(option))):
-        bodies.check_prompt(option)
+def test_messages_are_rendered_with_what_vllm_gives_to_templates() -> None:
+    call: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    others = [{"function": {"name": "f", "arguments": arguments}} for arguments in ("{", "[1]", None, "", {"x": 1})]
+    message = {"role": "assistant", "content": None, "tool_calls": [call, *others], "reasoning": "hm", "foo": 1}
+    read = bodies.as_rendered(message)
+    assert [one["function"]["arguments"] for one in read.pop("tool_calls")] == [{"x": 1}, {}, {}, {}, {}, {"x": 1}]
+    assert read == {"role": "assistant", "content": None, "reasoning": "hm", "reasoning_content": "hm"}
+    assert call["function"]["arguments"] == '{"x": 1}'
+    assert bodies.as_rendered({"role": "user", "content": "x", "tool_calls": 5, "name": 3}) == {
+        "role": "user",
+        "content": "x",
+    }
 
 
-def test_template_variables_are_those_vllm_sets() -> None:
-    assert bodies.template_kwargs({}, {"a": 1}) == {"a": 1}
-    assert bodies.template_kwargs({"chat_template_kwargs": {"a": 2}}, {"a": 1, "b": 1}) == {"a": 2, "b": 1}
-    effort = {"reasoning_effort": "none"}
-    assert bodies.template_kwargs(effort, {}) == {"reasoning_effort": "none", "enable_thinking": False}
-    assert bodies.template_kwargs({"reasoning_effort": "low"}, {})["enable_thinking"] is True
+@pytest.mark.parametrize("call", [3, "f", {}, {"function": 5}, {"function": {}}, {"function": {"name": 5}}])
+def test_tool_calls_that_cannot_be_read(call: Any) -> None:
+    with pytest.raises(InputError, match="tool call"):
+        bodies.as_rendered({"role": "assistant", "content": "", "tool_calls": [call]})
 
 
-def test_arguments_of_tool_calls_become_objects() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    broken = {"function": {"name": "f", "arguments": "{"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call, broken, 3]}
-    read = bodies.with_read_calls(message)["tool_calls"]
-    assert read == [{**call, "function": {"name": "f", "arguments": {"x": 1}}}, broken, 3]
-    assert call["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]
+@pytest.mark.parametrize("deep", [101, 900, 100_000])
+def test_arguments_that_are_nested_too_deeply(deep: int) -> None:
+    arguments = '{"x": %s}' % ("[" * deep + "]" * deep)
+    with pytest.raises(InputError, match="deep"):
+        bodies.as_rendered({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]})
 
 
 @pytest.mark.parametrize("body", [f'{{"prompt": ["- {A}.", "{B}{A}"], "x": "{A}"}}'.encode(), f"\xff {A} {B}".encode()])
