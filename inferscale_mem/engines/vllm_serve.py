@@ -38,7 +38,7 @@ def serve(
         self_test: check at start that injection is exact.
     """
     with _key_file(config) as key_file:
-        transfer = connector_config(record_bytes, record_dtype, key_file, self_test=self_test)
+        transfer = connector_config(record_bytes, record_dtype, key_file, self_test=self_test, end_with_parent=True)
         arguments = ["--model", model, *server_options(model, transfer, options), *options]
         before = sys.argv
         sys.argv = ["inferscale-mem serve", *arguments]

@@ -80,7 +80,7 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
     }
     if config.connector:
         given["kv_transfer_config"] = KVTransferConfig(
-            **connector_config(config.record_bytes, config.record_dtype, key_file)
+            **connector_config(config.record_bytes, config.record_dtype, key_file, end_with_parent=config.multiprocess)
         )
     given.update(config.extra)
     return AsyncEngineArgs(**{name: value for name, value in given.items() if value is not None})

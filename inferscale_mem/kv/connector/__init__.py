@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from inferscale_mem.config import AUTO, RECORD_DTYPES, parse_handle_key
+from inferscale_mem.engines.orphan import end_with_parent
 from inferscale_mem.errors import ConfigError, UnsupportedModelError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.connector.layers import bytes_per_token, find_layers, unsupported_cache, unsupported_config
@@ -46,7 +47,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     in which records are stored. ``handle_key_file``: file with the hex key that signs handles and
     orders; it is read once. ``unsigned_orders``: True instead of a key where nobody but the app itself can reach the
     engine: then every order is obeyed, and handles are only compared with those the records were made with.
-    ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved.
+    ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved. ``end_with_parent``: True where
+    the core runs in a process of its own, so that it ends with the one that started it.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -66,6 +68,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(key))
             workers = vllm_config.parallel_config.world_size
             self._scheduler = SchedulerSide(directory, workers, reasons, key, self._record_dtype)
+            if extra.get("end_with_parent") is True:
+                end_with_parent()
 
     @property
     def requires_kv_delivery(self) -> bool:
