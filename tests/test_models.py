@@ -116,6 +116,16 @@ def test_a_second_call_loads_nothing_heavy(warm_home: Path) -> None:
     assert answer.stderr == ""
 
 
+def test_the_packaged_model_by_its_name(warm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = InferScaleConfig(model="smollm2-135m-instruct", home=warm_home)
+    folder = models.resolve_model(InferScaleConfig(home=warm_home))
+    assert models.is_packaged(named) and models.resolve_model(named) == folder
+    (tmp_path / "smollm2-135m-instruct").mkdir()  # a folder of one's own comes first
+    (tmp_path / "smollm2-135m-instruct" / "config.json").write_text("{}", encoding="utf-8")
+    assert models.resolve_model(named) == str((tmp_path / "smollm2-135m-instruct").resolve())
+
+
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")

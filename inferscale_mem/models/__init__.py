@@ -30,14 +30,14 @@ _RECIPE = 1  # goes up whenever bundled.convert would write other files
 def resolve_model(config: InferScaleConfig) -> str:
     """The chat model to open: a Hugging Face id whose files can be had, or the absolute path of a folder.
 
-    With no model configured, the packaged SmolLM2-135M-Instruct is converted into ``config.home`` on first use
-    (seconds to a minute, said on stderr; several processes may ask at once).
+    With no model configured, or by its name, the packaged SmolLM2-135M-Instruct is converted into ``config.home`` on
+    first use (seconds to a minute, said on stderr; several processes may ask at once).
 
     Raises:
         ModelError: the id or folder does not lead to a model, or the conversion failed.
         MissingDependencyError: nothing configured, and the package with the small model is not installed.
     """
-    if config.model is not None:
+    if config.model is not None and not is_packaged(config):
         return checked(config.model, setting="model", variable="INFERSCALE_MODEL")
     source = packaged_chat_model()
     folder = converted_folder(config)
@@ -51,6 +51,14 @@ def resolve_model(config: InferScaleConfig) -> str:
     bundled = importlib.import_module("inferscale_mem.models.bundled")
     bundled.convert_once(source, folder, described)
     return str(folder)
+
+
+def is_packaged(config: InferScaleConfig) -> bool:
+    """Whether the chat model is the packaged one: none is configured, or it is called by the name servers give it.
+
+    A folder of this name in the working directory comes first, as with any other name.
+    """
+    return config.model is None or (str(config.model) == _FOLDER and not Path(_FOLDER).exists())
 
 
 def resolve_embedder(config: InferScaleConfig) -> str:

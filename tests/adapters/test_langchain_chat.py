@@ -363,10 +363,13 @@ def test_c5_content_in_blocks_with_and_without_handles(house: House, handles: li
 # As a LangChain model.
 
 
-def test_exactly_one_source_is_needed(house: House) -> None:
-    for given in ({}, {"engine": house.engine, "service": house.service}, {"memory": house, "engine": house.engine}):
+def test_one_source_is_enough(house: House) -> None:
+    for given in ({"engine": house.engine, "service": house.service}, {"memory": house, "engine": house.engine}):
         with pytest.raises(ConfigError, match="Give one of"):
             ChatInferScale(**given)
+    for name in ("memory", "service", "engine"):
+        with pytest.raises(ConfigError, match=f"{name}=None"):
+            ChatInferScale(**{name: None})
 
 
 @pytest.mark.parametrize("setting", [{"temprature": 0}, {"temperature": -1}, {"stop": [""]}, {"user_id": "*"}], ids=str)

@@ -31,9 +31,10 @@ _ALIVE = "_alive"
 class ChatInferScale(ChatIdentity):
     """A chat model over an engine of this process, or over a server.
 
-    Give one of ``memory``, ``service`` and ``engine``, or ``model`` and ``base_url`` (or ``config``) to open an engine
-    when it is first needed. With an engine alone there are no facts: every handle is unknown, stays
-    text and is counted in ``response_metadata["inferscale"]``.
+    Give one of ``memory``, ``service`` and ``engine``. With none of them an engine is opened when it is first needed:
+    as ``model``, ``base_url`` and ``config`` say, else the environment, else with the packaged model. Such an engine,
+    and one given as ``engine``, has no facts: every handle is unknown, stays text and is counted in
+    ``response_metadata["inferscale"]``.
 
     Memories come as handles in system messages, or as ``memories=`` of a call (what ``search`` returned, a list of its
     results, or a list of handles), which ``bind`` can fix. Every other option of a call (sampling, tools, ``scope``,
@@ -268,7 +269,7 @@ class ChatInferScale(ChatIdentity):
     def _options(self, stop: list[str] | None, call: Mapping[str, Any], *, stream: bool = False) -> Options:
         given = {**call, **({"stop": stop} if stop is not None else {})}
         given.pop(_ALIVE, None)
-        options = read_options(self._defaults, given, (self.model_name, self.model))
+        options = read_options(self._defaults, given, (self.model_name, self.model, self._service.engine.info.model))
         if stream and options.sampling.n != 1:
             raise InputError(f"n={options.sampling.n} answers cannot be streamed; use invoke or generate.")
         return options

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel, ModelProfile
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from inferscale_mem.adapters.langchain.options import PLACING_FIELDS, SAMPLING_FIELDS, read_sampling, read_scope
-from inferscale_mem.adapters.langchain.source import Holder, check_source, hold, read_settings, service_of
+from inferscale_mem.adapters.langchain.source import WAYS, Holder, check_source, hold, read_settings, service_of
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, InputError
 from inferscale_mem.prompt import Position
@@ -28,7 +29,8 @@ class ChatFields(BaseChatModel):
     """An Engine."""
 
     model: str | None = None
-    """Hugging Face id or folder of the model to open, or its name on the server."""
+    """Hugging Face id or folder of the model to open, or its name on the server; None takes the environment's, else the
+    packaged one."""
     base_url: str | None = None
     """Of a server that runs ``inferscale-mem serve``."""
     api_key: SecretStr | None = None
@@ -79,6 +81,7 @@ class ChatFields(BaseChatModel):
     def _check(self) -> Self:
         self._settings = read_settings(
             self.config,
+            alone=not self.model_fields_set & set(WAYS),
             model=self.model,
             base_url=self.base_url,
             api_key=self.api_key.get_secret_value() if self.api_key else None,
@@ -106,6 +109,9 @@ class ChatFields(BaseChatModel):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         """What the engine can do; None as long as it would have to be started to know."""
+        if self.memory is not None:
+            service = getattr(self.memory, "open_service", None)
+            return None if service is None else _profile(service)
         return None if self.engine is None and self.service is None else _profile(self._service)
 
     @property
@@ -132,10 +138,16 @@ class ChatFields(BaseChatModel):
         return {name: getattr(self, name) for name in (*SAMPLING_FIELDS, *PLACING_FIELDS, "scope", *OWNER_FIELDS)}
 
 
+def shown_name(model: str) -> str:
+    """A model's name for people and traces: the Hugging Face id, or the folder's name, which says less of the machine
+    than its path."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
 def _profile(service: MemoryService) -> ModelProfile:
     longest = service.engine.info.max_model_len
     return ModelProfile(
-        name=service.engine.info.model,
+        name=shown_name(service.engine.info.model),
         open_weights=True,
         max_input_tokens=longest - 1,
         max_output_tokens=longest - 1,

@@ -12,7 +12,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
 
 from inferscale_mem.adapters.langchain.answers import PROVIDER
-from inferscale_mem.adapters.langchain.fields import ChatFields
+from inferscale_mem.adapters.langchain.fields import ChatFields, shown_name
 from inferscale_mem.adapters.langchain.options import PLACING_FIELDS, SAMPLING_FIELDS, read_scope
 from inferscale_mem.config import InferScaleConfig
 
@@ -22,8 +22,8 @@ class ChatIdentity(ChatFields):
 
     @property
     def model_name(self) -> str:
-        """The engine's model."""
-        return str(self._service.engine.info.model)
+        """The engine's model: its Hugging Face id, or the name of its folder."""
+        return shown_name(self._service.engine.info.model)
 
     @property
     def _llm_type(self) -> str:

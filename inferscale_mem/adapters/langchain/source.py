@@ -23,14 +23,17 @@ def check_source(memory: Any, service: Any, engine: Any, settings: InferScaleCon
     """Refuse what can be no source; starts nothing.
 
     Raises:
-        ConfigError: none or several are given, or one is something else.
+        ConfigError: several are given, one is something else, or one that was to be used is None.
     """
     given = [name for name, value in zip(WAYS, (memory, service, engine), strict=True) if value is not None]
     if len(given) > 1 or (given and settings is not None):
         also = "" if settings is None else " and settings of an engine (model, base_url, config)"
         raise ConfigError(f"Give one of memory=, service= and engine=, or the settings; got {', '.join(given)}{also}.")
     if not given and settings is None:
-        raise ConfigError("Give one of memory=, service= and engine=, or model= and base_url= to open an engine.")
+        raise ConfigError(
+            "memory=None, service=None or engine=None is no source of answers; give one that is open, or leave it out "
+            "to open an engine as configured (model=, base_url=, the environment, else the packaged model)."
+        )
     # By name only: asking a memory for its service starts the engine.
     if memory is not None and "service" not in dir(memory):
         raise ConfigError(f"memory={memory!r} is no memory; give an InferScaleMemory or AsyncInferScaleMemory.")
@@ -40,11 +43,14 @@ def check_source(memory: Any, service: Any, engine: Any, settings: InferScaleCon
         raise ConfigError(f"engine={engine!r} is no engine; give what open_engine returns, or model=.")
 
 
-def read_settings(config: Mapping[str, Any] | InferScaleConfig | None, **given: Any) -> InferScaleConfig | None:
-    """Settings of the engine to open; None if nothing is set.
+def read_settings(
+    config: Mapping[str, Any] | InferScaleConfig | None, *, alone: bool, **given: Any
+) -> InferScaleConfig | None:
+    """Settings of the engine to open; None if nothing is set, and something else is the source.
 
     Args:
         config: settings, nested or ready.
+        alone: nothing else was named as a source, so that an engine is opened even if nothing is set.
         given: ``model``, and what goes into ``engine``; None where not given.
 
     Raises:
@@ -57,7 +63,7 @@ def read_settings(config: Mapping[str, Any] | InferScaleConfig | None, **given: 
         if told:
             raise ConfigError(f"config= is complete; put {next(iter(told))} into it.")
         return config
-    if config is None and not told.keys() & {"model", "base_url"}:
+    if config is None and not told and not alone:
         return None
     settings = dict(config or {})
     if "model" in told:

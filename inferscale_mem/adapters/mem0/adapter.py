@@ -35,7 +35,7 @@ from inferscale_mem.encoding import parse_policy
 from inferscale_mem.engines import open_engine
 from inferscale_mem.errors import ConfigError
 from inferscale_mem.handles import HandleSigner, load_key
-from inferscale_mem.models import resolve_model
+from inferscale_mem.models import is_packaged, resolve_model
 from inferscale_mem.protocols import Engine
 from inferscale_mem.service import MemoryService
 from inferscale_mem.types import Scope
@@ -73,7 +73,7 @@ class Adapter:
         opening.check_objects(config, engine)
         settings = read_settings(inferscale)
         parse_policy(settings.encoding.policy)
-        if engine is None and settings.model is not None:
+        if engine is None and not is_packaged(settings):
             resolve_model(settings)
         if config is None or isinstance(config, MemoryConfig):
             config = defaults.complete(config, settings)
@@ -113,6 +113,11 @@ class Adapter:
         if self._core is None:
             raise ConfigError("This memory was made without its constructor, or over no Mem0 vector store.")
         return self._core.service
+
+    @property
+    def open_service(self) -> MemoryService | None:
+        """``service`` if its engine has started; None before that, and once closed. Starts nothing."""
+        return None if self._core is None else self._core.open_service
 
     @property
     def entity_store(self) -> Any:

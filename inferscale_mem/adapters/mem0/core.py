@@ -101,6 +101,11 @@ class Core:
         """
         return self.start().result()
 
+    @property
+    def open_service(self) -> MemoryService | None:
+        """The service if it is open; starts nothing."""
+        return None if self._closed else self._service
+
     def _open(self, opening: Future[MemoryService]) -> None:
         engine = None
         try:

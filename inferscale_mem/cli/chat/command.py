@@ -26,6 +26,7 @@ from inferscale_mem.cli.chat.quiet import Quiet, Stage, own_stream
 from inferscale_mem.cli.chat.terminal import Terminal
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, EngineError, InferScaleError, InputError
+from inferscale_mem.models import is_packaged
 
 if TYPE_CHECKING:
     from inferscale_mem.cli.chat.session import ChatSession
@@ -85,7 +86,7 @@ def _config(args: argparse.Namespace) -> InferScaleConfig:
         {"model": args.model, "home": args.home, "engine": {"kind": args.engine} if args.engine else None}
     )
     if args.history is None:
-        args.history = 4 if config.model else 0
+        args.history = 0 if is_packaged(config) else 4
     if args.history < 0:
         raise InputError("--history must be 0 or more.")
     return config

@@ -12,6 +12,7 @@ from inferscale_mem.errors import InferScaleError
 from inferscale_mem.handle_key import KEY_FILE, load_key
 from inferscale_mem.models import (
     converted_folder,
+    is_packaged,
     model_damage,
     packaged_chat_model,
     resolve_embedder,
@@ -22,7 +23,7 @@ from inferscale_mem.models import (
 def check_model(config: InferScaleConfig) -> Finding:
     """The configured model, or every byte of the packaged one. Converts nothing."""
     try:
-        if config.model is None:
+        if is_packaged(config):
             return _check_packaged(config)
         model = resolve_model(config)
         if not _has_template(model):

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from page_code import DOCS, blocks, run_block
 
 from inferscale_mem.testing import FakeEngine
 
-PAGE = Path(__file__).parents[3] / "docs" / "mem0.md"
-SECTION = re.compile(r"^#+ ([^\n]*)$|^```python\n(.*?)^```$", re.M | re.S)
+PAGE = "mem0.md"
 NEEDS_A_KEY = "Coming from Mem0 1"
 """Mem0's own constructor, as it was before."""
-
-
-def blocks() -> dict[str, str]:
-    """Heading and number -> code."""
-    found: dict[str, str] = {}
-    heading, number = "", 0
-    for match in SECTION.finditer(PAGE.read_text(encoding="utf-8")):
-        if match[1]:
-            heading, number = match[1], 0
-        else:
-            number += 1
-            found[f"{heading} {number}"] = match[2]
-    return found
-
-
-def packages(code: str) -> set[str]:
-    """Top-level packages that the code imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(str(node.module).split(".")[0])
-    return names
 
 
 @pytest.fixture
@@ -56,27 +32,18 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
     monkeypatch.setattr("inferscale_mem.adapters.mem0.adapter.open_engine", open_engine)
 
-    def run_block(name: str) -> dict[str, Any]:
-        code = blocks()[name]
-        for package in sorted(packages(code)):
-            if importlib.util.find_spec(package) is None:
-                pytest.skip(f"{package} is not installed; the code is only parsed")
-        namespace: dict[str, Any] = {"__name__": "page"}
-        exec(compile(code, f"mem0.md: {name}", "exec"), namespace)
-        return namespace
-
-    yield run_block
+    yield partial(run_block, PAGE)
     for engine in engines:
         engine.close()
 
 
 def test_there_are_ten_ways() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
     assert len(re.findall(r"^### ", page, re.M)) == 10
-    assert len(blocks()) == 14 and all(ast.parse(code) for code in blocks().values())
+    assert len(blocks(PAGE)) == 14 and all(ast.parse(code) for code in blocks(PAGE).values())
 
 
-@pytest.mark.parametrize("name", [name for name in blocks() if name != NEEDS_A_KEY])
+@pytest.mark.parametrize("name", [name for name in blocks(PAGE) if name != NEEDS_A_KEY])
 def test_its_code_runs(name: str, run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     asked: list[dict[str, Any]] = []
     if "OpenAI" in name:
@@ -91,11 +58,17 @@ def test_its_code_runs(name: str, run: Any, monkeypatch: pytest.MonkeyPatch, cap
         assert "- ism1." in asked[0]["messages"][0]["content"]
     said = capsys.readouterr().out
     assert "ism1." not in said
-    if "print(" in blocks()[name]:
+    if "print(" in blocks(PAGE)[name]:
         assert said.strip()
     memory = namespace.get("memory")
     if memory is not None:
         memory.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_readmes_code_runs(number: int, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_block("../README.md", f"In a Mem0 app {number}")
+    assert capsys.readouterr().out.strip()
 
 
 def test_the_rest_server_serves(run: Any) -> None:

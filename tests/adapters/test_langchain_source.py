@@ -1,0 +1,65 @@
+"""Where a chat model's engine comes from, when it is known what that engine can do, and what its model is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from inferscale_mem import ChatInferScale, InferScaleConfig, InferScaleMemory
+from inferscale_mem.testing import FakeEngine
+from inferscale_mem.types import EngineInfo
+
+
+def test_with_nothing_given_the_configured_engine_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[InferScaleConfig] = []
+
+    def open_engine(settings: InferScaleConfig, key: bytes) -> FakeEngine:
+        asked.append(settings)
+        return FakeEngine("Well.")
+
+    monkeypatch.setattr("inferscale_mem.adapters.langchain.source.open_engine", open_engine)
+    chat = ChatInferScale(temperature=0.0, max_tokens=8)
+    assert asked == [] and chat.profile is None
+    assert chat.invoke("Hello").content == "Well." and asked == [InferScaleConfig.from_env()]
+    assert chat.profile is not None
+    monkeypatch.setenv("INFERSCALE_MODEL", "owner/name")
+    assert ChatInferScale(temperature=0.0, max_tokens=8).invoke("Hello").content == "Well."
+    assert asked[1].model == "owner/name"
+
+
+def test_the_profile_of_a_memory_is_known_from_its_engines_start() -> None:
+    engine = FakeEngine()
+    with InferScaleMemory(engine=engine) as memory:
+        before = ChatInferScale(memory=memory)
+        assert before.profile is None and memory.open_service is None
+        assert memory.service is memory.open_service
+        profile = ChatInferScale(memory=memory).profile
+        assert profile is not None and profile["max_input_tokens"] == engine.info.max_model_len - 1
+        assert before.invoke("Hello").content and before.profile == profile
+    assert memory.open_service is None
+    engine.close()
+
+
+class Named(FakeEngine):
+    """Runs a model from a folder, or of a Hugging Face id."""
+
+    model = ""
+
+    @property
+    def info(self) -> EngineInfo:
+        return dataclasses.replace(super().info, model=self.model)
+
+
+def test_a_model_in_a_folder_is_called_by_the_folders_name(tmp_path: Path) -> None:
+    engine = Named()
+    engine.model = str(tmp_path / "my-model")
+    chat = ChatInferScale(engine=engine)
+    for model in ("my-model", str(tmp_path / "my-model")):
+        answer = chat.invoke("Hello", model=model)
+        assert answer.response_metadata["model_name"] == chat.model_name == "my-model"
+    assert chat.profile is not None and chat.profile["name"] == "my-model"
+    engine.model = "owner/name"
+    assert chat.model_name == "owner/name"
+    engine.close()
