@@ -50,7 +50,7 @@ class TestOrphans:
     def test_a_process_ends_with_its_parent(self, tmp_path: Path) -> None:
         (tmp_path / "child.py").write_text(
             "import time\n"
-            "from inferscale_mem.engines.orphan import end_with_parent\n"
+            "from inferscale_mem.orphan import end_with_parent\n"
             "def wait():\n    end_with_parent()\n    time.sleep(600)\n"
         )
         program = """
@@ -84,7 +84,7 @@ class TestOrphans:
 
 
 def test_a_process_of_its_own_is_left_alone() -> None:
-    from inferscale_mem.engines.orphan import end_with_parent
+    from inferscale_mem.orphan import end_with_parent
 
     assert multiprocessing.parent_process() is None
     before = multiprocessing.process.current_process()

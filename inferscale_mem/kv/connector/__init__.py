@@ -21,7 +21,6 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from inferscale_mem.config import AUTO, RECORD_DTYPES, parse_handle_key
-from inferscale_mem.engines.orphan import end_with_parent
 from inferscale_mem.errors import ConfigError, UnsupportedModelError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.connector.layers import bytes_per_token, find_layers, unsupported_cache, unsupported_config
@@ -30,6 +29,7 @@ from inferscale_mem.kv.connector.scheduler import SchedulerSide
 from inferscale_mem.kv.connector.worker import WorkerSide
 from inferscale_mem.kv.directory import Directory, Verify
 from inferscale_mem.kv.slab import PAGE_SIZE
+from inferscale_mem.orphan import end_with_parent
 from inferscale_mem.types import Scope
 
 if TYPE_CHECKING:
