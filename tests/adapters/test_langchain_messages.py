@@ -89,7 +89,7 @@ def test_reasoning_is_kept_apart_from_the_answer(message: AIMessage) -> None:
     ],
 )
 def test_what_is_no_text_is_refused_by_name(block: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=f"human message.*{block.get('type')!r}.*text"):
+    with pytest.raises(InputError, match=f"type 'human'.*{block.get('type')!r}.*text"):
         to_template([HumanMessage([{"type": "text", "text": "Look:"}, block])])
 
 
