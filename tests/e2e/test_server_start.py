@@ -31,8 +31,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """As docs/server.md has it, without our command."""
+def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """As docs/server.md has them, without our command."""
     key = tmp_path_factory.mktemp("key") / "handle.key"
     key.write_text(KEY.hex())
     transfer = {
@@ -42,9 +42,13 @@ def server(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"handle_key_file": str(key), "record_bytes": 16 << 20},
     }
-    options = ("--kv-transfer-config", json.dumps(transfer), "--dtype", "float32", "--enforce-eager")
+    return (*MIDDLEWARE, "--kv-transfer-config", json.dumps(transfer), "--enforce-eager")
+
+
+@pytest.fixture(scope="module")
+def server(path: str, options: tuple[str, ...]) -> Iterator[LiveServer]:
     command = (*PLAIN, "--model", path)
-    with live_server(None, *MIDDLEWARE, *options, "--api-key", API_KEY, *SMALL, command=command) as server:
+    with live_server(None, *options, "--dtype", "float32", "--api-key", API_KEY, *SMALL, command=command) as server:
         yield server
 
 
@@ -88,8 +92,9 @@ def test_a_middleware_without_its_connector_does_not_come_up(path: str) -> None:
     assert code != 0 and "needs the memory connector" in said
 
 
-def test_a_model_that_cannot_be_used_does_not_come_up(path: str) -> None:
-    code, said = start("-m", "inferscale_mem.cli.main", "serve", path, "--kv-cache-dtype", "fp8")
+def test_a_cache_that_cannot_be_used_does_not_come_up(path: str, options: tuple[str, ...]) -> None:
+    """Our own command refuses it before vLLM is loaded; here the connector does."""
+    code, said = start(*PLAIN, "--model", path, *options, "--kv-cache-dtype", "fp8")
     assert code != 0 and "kv_cache_dtype=fp8" in said
 
 
