@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +13,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from inferscale_mem.errors import StoreError
+
+logger = logging.getLogger(__name__)
 
 CLOSED = "The memory is closed; open a new one."
 
@@ -184,7 +187,8 @@ async def to_the_end(work: Awaitable[Any]) -> Any:
         except BaseException:
             break  # of the work: given below
     if cancelled is not None and not task.cancelled():
-        task.exception()
+        if (failure := task.exception()) is not None:
+            logger.error("It was cancelled, and has failed: %s", failure)  # whoever waited hears of the first only
         raise cancelled
     return task.result()
 
