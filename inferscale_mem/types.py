@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 from uuid import UUID
 
@@ -43,7 +44,7 @@ class Scope:
         """The ids that are set, in the order of OWNER_FIELDS."""
         return {name: value for name in OWNER_FIELDS if (value := getattr(self, name)) is not None}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Canonical text of the scope: equal scopes have equal keys, and no two scopes share one."""
         return json.dumps(self.owners, ensure_ascii=True, separators=(",", ":"))

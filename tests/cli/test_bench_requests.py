@@ -81,9 +81,9 @@ def test_text_is_new_each_time_and_warm_is_the_same_again(monkeypatch: pytest.Mo
     users = throughput.make_users(bench_on(engine), 2, 3)
     throughput.measure(bench_on(engine), users, 2, 3, 2)
     texts = [tuple(plan.token_ids) for plan, _ in engine.requests if not plan.facts]
-    # Rounds 0 to 2: two texts, the same two warm. Round 3: those of round 2 once more.
-    assert len(texts) == 3 * 4 + 2 and len(set(texts)) == 6
-    assert texts[-2:] == texts[-4:-2]
+    # Rounds 0 to 2: two texts, the same two twice more (uncounted, warm). Round 3: those of round 2, twice.
+    assert len(texts) == 3 * 6 + 4 and len(set(texts)) == 6
+    assert texts[-2:] == texts[-4:-2] == texts[-6:-4]
     assert all(len(set(prefix)) == 6 for prefix in [[text[:5] for text in set(texts)]])
     engine.close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_mem.cli.bench.measuring import (
+    FIRST,
     MODES,
     NAMES,
     Bench,
@@ -33,8 +34,8 @@ HOW = (
     "a wave is so many requests sent at one moment, each of another user with facts of its own; its rate is requests "
     "divided by the seconds until the last answer is complete, greedy and of fixed length. Per number of requests, "
     "after one uncounted round: rounds of a wave of text (prefix cache cold), of the latest such texts once more "
-    "(warm), and of injected (facts in another order each time); warm and injected take turns in going first; medians; "
-    "memory block on a block boundary"
+    "(warm; sent uncounted right before), and of injected (facts in another order each time); warm and injected take "
+    "turns in going first; medians; memory block on a block boundary"
 )
 PICTURE = {"title": "Throughput", "x": "requests at once", "y": "output tokens per second (median)"}
 
@@ -139,6 +140,8 @@ def measure(bench: Bench, users: Sequence[Workload], tokens: int, repeat: int, r
             found["text"] += [len(users) / seconds] * bool(turn)
         plans: dict[Mode, list[PromptPlan]] = {"warm": texts, "injected": [user.reordered(turn) for user in users]}
         for mode in in_turns(tuple(plans), turn):
+            if mode == "warm":  # what other waves have evicted in the meantime is put back, uncounted
+                ask_at_once(bench.engine, texts, FIRST)
             seconds = _wave(bench, mode, plans[mode], users, tokens)
             found[mode] += [len(users) / seconds] * bool(turn)
     length = len(users[0].injected.token_ids)
