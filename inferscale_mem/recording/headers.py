@@ -14,6 +14,7 @@ from typing import cast
 
 from inferscale_mem.errors import EngineAwayError, EngineClosedError, EngineError, InputError
 from inferscale_mem.protocols import Engine
+from inferscale_mem.recording.backoff import delay_s
 from inferscale_mem.types import EncodePlan, EncodeReport, Segment, Span
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class HeaderRecords:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         logger.log(level, "A header has no record; requests with it are prefilled as text: %s", reason)
-        until = time.monotonic() + self._backoff_s * 2 ** min(max(attempts - 1, 0), 16)
+        until = time.monotonic() + delay_s(self._backoff_s, attempts)
         self._failed[record] = _Failure(reason, attempts, until)
         self._failed.move_to_end(record)
         while len(self._failed) > KEPT:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from inferscale_mem.kv.directory import PAGE_SIZE
+from inferscale_mem.recording.backoff import delay_s
 from inferscale_mem.recording.dependence import Dependence
 from inferscale_mem.recording.jobs import Job, JobQueue
 from inferscale_mem.types import PromptPlan
@@ -196,7 +197,7 @@ class Ledger:
         self.counters["failed"] += 1
         attempts = self._note(flight.job.handle, reason, self._attempts if final else 1)
         if attempts < self._attempts:
-            self.queue.rest(flight.job, now + self._backoff_s * 2 ** (attempts - 1))
+            self.queue.rest(flight.job, now + delay_s(self._backoff_s, attempts))
 
     def _note(self, handle: str, reason: str, at_least: int) -> int:
         earlier = self._failed.get(handle)

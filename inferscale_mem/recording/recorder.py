@@ -16,6 +16,7 @@ from inferscale_mem.handles import HandleSigner, check_lasting
 from inferscale_mem.kv.directory import ABSENT, CHANGED
 from inferscale_mem.prompt import PromptPlanner
 from inferscale_mem.protocols import Engine, FactIndex
+from inferscale_mem.recording.backoff import Retry
 from inferscale_mem.recording.fact_encoder import FactEncoder, Outcome
 from inferscale_mem.recording.headers import HeaderRecords
 from inferscale_mem.recording.jobs import Job
@@ -72,9 +73,8 @@ class Recorder:
         self._state = threading.Condition()
         self._ledger = Ledger(planner.record_id, attempts=attempts, backoff_s=backoff_s)
         self._owed = OwedDrops() if owed is None else owed
-        self._backoff_s = backoff_s
-        self._pauses = self._unpaid = 0
-        self._until = self._pay_at = 0.0
+        self._reach = Retry(backoff_s, AWAY_S)
+        self._payment = Retry(backoff_s, AWAY_S)
         self._rebuild_wanted = False
         self._listing = False
         self._left = 0
@@ -246,19 +246,11 @@ class Recorder:
     def _owes(self) -> bool:
         return self._connector and not self._closed and len(self._owed) > 0
 
-    def _next_try(self, failures: int) -> float:
-        return time.monotonic() + min(AWAY_S, self._backoff_s * 2.0 ** min(failures, 16))
-
-    def _pause(self) -> None:
-        """The engine cannot be reached: leave it alone for a while."""
-        self._until = self._next_try(self._pauses)
-        self._pauses += 1
-
     def _resume(self) -> None:
-        """It answers."""
-        if self._pauses:
-            self._pauses = self._unpaid = 0
-            self._until = self._pay_at = 0.0
+        """The engine answers."""
+        if self._reach.failures:
+            self._reach.worked()
+            self._payment.worked()
 
     def _want(self, jobs: Iterable[Job], *, known: bool = False, backlog: bool = False) -> None:
         if self._closed:
@@ -285,17 +277,17 @@ class Recorder:
     def _next_step(self) -> Callable[[], None] | None:
         with self._state:
             while not self._closed:
-                if (left := self._until - time.monotonic()) > 0:
+                if (left := self._reach.at - time.monotonic()) > 0:
                     self._state.wait(left)
                     continue
-                if self._owes() and self._pay_at <= time.monotonic():
+                if self._owes() and self._payment.at <= time.monotonic():
                     return self._pay
                 if flight := self._ledger.begin(time.monotonic()):
                     return partial(self._encode, flight)
                 if self._rebuild_wanted:
                     self._rebuild_wanted, self._listing = False, True
                     return self._list_backlog
-                dues = [self._ledger.queue.rest_until(), self._pay_at if self._owes() else None]
+                dues = [self._ledger.queue.rest_until(), self._payment.at if self._owes() else None]
                 due = min((due for due in dues if due is not None), default=None)
                 self._state.wait(None if due is None else max(0.0, due - time.monotonic()))
             return None
@@ -315,7 +307,7 @@ class Recorder:
         logger.info("The records of %d handles are dropped now", len(owed))
         with self._state:
             self._resume()
-            self._unpaid = 0
+            self._payment.worked()
             self._ledger.dropped(owed, ())
             self._state.notify_all()
 
@@ -323,10 +315,9 @@ class Recorder:
         """The engine could not drop these: it is asked again, later and later."""
         self._owed.add(handles)
         with self._state:
-            self._pay_at = self._next_try(self._unpaid)
-            self._unpaid += 1
+            self._payment.failed()
             if away:
-                self._pause()
+                self._reach.failed()
 
     def _encode(self, flight: Flight) -> None:
         try:
@@ -349,9 +340,9 @@ class Recorder:
             raise
         except EngineAwayError as error:
             with self._state:
-                if not self._pauses:
+                if not self._reach.failures:
                     logger.warning("Facts are encoded when the engine is back: %s", error)
-                self._pause()
+                self._reach.failed()
                 if not flight.dead:
                     self._ledger.queue.put(flight.job, first=True)
         except (InputError, ModelError) as error:
