@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferscale_mem import ChatInferScale, InferScaleConfig, InferScaleMemory
+from inferscale_mem.config import EngineConfig
 from inferscale_mem.testing import FakeEngine
 from inferscale_mem.types import EngineInfo
 
@@ -27,6 +29,23 @@ def test_with_nothing_given_the_configured_engine_is_opened(monkeypatch: pytest.
     monkeypatch.setenv("INFERSCALE_MODEL", "owner/name")
     assert ChatInferScale(temperature=0.0, max_tokens=8).invoke("Hello").content == "Well."
     assert asked[1].model == "owner/name"
+
+
+def test_what_is_given_about_a_server_reaches_the_one_that_is_named_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://somewhere:8000/v1"
+    given: dict[str, Any] = {"api_key": "k-1", "timeout": 7.0, "max_retries": 0}
+
+    def opened(**more: Any) -> tuple[object, ...]:
+        settings = ChatInferScale(**given, **more)._settings
+        assert settings is not None
+        engine = settings.engine
+        return engine.base_url, engine.api_key, engine.timeout, engine.retries
+
+    assert opened(base_url=url) == opened(config={"engine": {"base_url": url}}) == (url, "k-1", 7.0, 0)
+    plain = EngineConfig()
+    assert opened() == (None, None, plain.timeout, plain.retries), "about a server, and there is none"
+    monkeypatch.setenv("INFERSCALE_BASE_URL", url)
+    assert opened() == (url, "k-1", 7.0, 0)
 
 
 def test_the_profile_of_a_memory_is_known_from_its_engines_start() -> None:

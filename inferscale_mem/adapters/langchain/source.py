@@ -56,20 +56,26 @@ def read_settings(
     Raises:
         ConfigError: a setting nobody knows, or one that is given twice.
     """
-    told = {name: value for name, value in given.items() if value is not None}
-    if "base_url" not in told:  # what is about a server, and means nothing without one
-        told = {name: value for name, value in told.items() if name == "model"}
+    every = {name: value for name, value in given.items() if value is not None}
+    # The others are about a server, and mean nothing without one.
+    told = every if "base_url" in every else {name: value for name, value in every.items() if name == "model"}
     if isinstance(config, InferScaleConfig):
         if told:
             raise ConfigError(f"config= is complete; put {next(iter(told))} into it.")
         return config
     if config is None and not told and not alone:
         return None
-    settings = dict(config or {})
+    found = _settings(config or {}, told)
+    return _settings(config or {}, every) if told is not every and found.engine.base_url else found
+
+
+def _settings(config: Mapping[str, Any], told: Mapping[str, Any]) -> InferScaleConfig:
+    settings = dict(config)
     if "model" in told:
-        settings["model"] = told.pop("model")
-    engine = settings.get("engine") or {}
-    return InferScaleConfig.from_env({**settings, "engine": {**engine, **told} if told else engine})
+        settings["model"] = told["model"]
+    if engine := {name: value for name, value in told.items() if name != "model"}:
+        settings["engine"] = {**(config.get("engine") or {}), **engine}
+    return InferScaleConfig.from_env(settings)
 
 
 class _Opened:
