@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+from langgraph_helpers import PATIENCE, QUESTION, prompt_of
 
 from inferscale_mem import (
     AsyncInferScaleMemory,
@@ -24,23 +25,6 @@ from inferscale_mem import (
 from inferscale_mem.errors import ConfigError, ScopeError
 from inferscale_mem.testing import FakeEngine
 
-QUESTION = {"messages": [HumanMessage("What may I not eat?")]}
-PATIENCE = 20
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine("Peanuts.")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def memory(engine: FakeEngine) -> Iterator[InferScaleMemory]:
-    made = InferScaleMemory(engine=engine)
-    yield made
-    made.close()
-
 
 @pytest.fixture
 def known(memory: InferScaleMemory) -> InferScaleMemory:
@@ -49,10 +33,6 @@ def known(memory: InferScaleMemory) -> InferScaleMemory:
     memory.add("I may not eat fish.", user_id="bob", infer=False)
     assert memory.service.wait(PATIENCE)
     return memory
-
-
-def prompt_of(engine: FakeEngine) -> str:
-    return engine.tokenizer.decode(engine.requests[-1][0].token_ids)
 
 
 # Owners in the config of a call, in an agent or not.

@@ -7,13 +7,13 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
+from langgraph_helpers import PATIENCE, QUESTION, prompt_of
 
 from inferscale_mem import ChatInferScale, InferScaleMemory, InferScaleStore
 from inferscale_mem.adapters.langgraph.alarm import Alarm
@@ -22,32 +22,12 @@ from inferscale_mem.adapters.mem0 import store_items
 from inferscale_mem.errors import ConfigError, InputError
 from inferscale_mem.testing import FakeEngine
 
-QUESTION = {"messages": [HumanMessage("What may I not eat?")]}
-PATIENCE = 20
 HOME = ("memories", "alice")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[FakeEngine]:
-    engine = FakeEngine("Peanuts.")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def memory(engine: FakeEngine) -> Iterator[InferScaleMemory]:
-    made = InferScaleMemory(engine=engine)
-    yield made
-    made.close()
 
 
 @pytest.fixture
 def store(memory: InferScaleMemory) -> InferScaleStore:
     return InferScaleStore(memory, namespace=("memories", "{user_id}"))
-
-
-def prompt_of(engine: FakeEngine) -> str:
-    return engine.tokenizer.decode(engine.requests[-1][0].token_ids)
 
 
 def texts(memory: InferScaleMemory) -> list[str]:
