@@ -37,12 +37,14 @@ class ChatReading:
         other: the option that makes another prompt than messages and tools alone; "" if there is none.
         media: it makes the prompt itself even if it is given token ids: the messages hold more than text.
         variables: what its chat template gets besides messages and tools.
+        beams: it answers by beam search, whose requests are its own and carry no orders.
     """
 
     refused: bool = False
     other: str = ""
     media: bool = False
     variables: Mapping[str, Any] | None = None
+    beams: bool = False
 
 
 def read_request(request: Mapping[str, Any], tokenizer: Any, defaults: Mapping[str, Any]) -> ChatReading:
@@ -77,6 +79,7 @@ def read_request(request: Mapping[str, Any], tokenizer: Any, defaults: Mapping[s
         other=other,
         media="prompt_token_ids" not in (read.kv_transfer_params or {}),
         variables=_variables(tokenizer, {name: value for name, value in merged.items() if name not in _OURS}),
+        beams=read.use_beam_search,
     )
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from inferscale_mem import wire
 from inferscale_mem.accounting import account, why_not
@@ -31,6 +31,15 @@ PLANNERS = 32
 """Planners kept: one for each way in which records are made and templates are filled in."""
 HEADER_BACKOFF_S = 0.5
 IN_VARIABLES = ELSEWHERE.format("chat_template_kwargs")
+BEAMS = "beam search injects nothing: the fact was computed as text"
+
+
+class _Prepared(NamedTuple):
+    """A request's prompt, what of it vLLM is handed, and whether it is answered by beam search."""
+
+    plan: PromptPlan
+    request: dict[str, Any]
+    beams: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,18 +93,20 @@ class ChatRequests:
         if prepared is None:
             await app(scope, replay(body, receive), send)
             return
-        plan, request = prepared
-        await self._make_header(plan)
+        plan, request, beams = prepared
         tokens = plan.token_ids if plan.facts else []
-        ticket = wire.new_ticket() if plan.facts else ""
-        params = wire.sign(wire.inject_params(plan, ticket), tokens, self._engine.key) if plan.facts else {}
+        ordered = bool(plan.facts) and not beams
+        if ordered:
+            await self._make_header(plan)
+        ticket = wire.new_ticket() if ordered else ""
+        params = wire.sign(wire.inject_params(plan, ticket), tokens, self._engine.key) if ordered else {}
         if plan.facts:
             request["kv_transfer_params"] = {"prompt_token_ids": tokens, **params}
         new = json.dumps(request).encode("ascii")
         headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(new)).encode())]}
         with overhear(ticket) as heard:
-            reported = ReportedAnswer(send, plan, lambda: self._report(plan, params, heard))
+            reported = ReportedAnswer(send, plan, lambda: self._report(plan, params, heard, beams=beams))
             try:
                 await app(scope, replay(new, receive), reported.send)
             finally:
@@ -103,7 +114,7 @@ class ChatRequests:
 
     # Before the answer.
 
-    def _prepare(self, text: str) -> tuple[PromptPlan, dict[str, Any]] | None:
+    def _prepare(self, text: str) -> _Prepared | None:
         """The prompt, and the request to hand on, without genuine handles; None if it has nothing to do with memories.
 
         A plan without facts is not used: vLLM makes the prompt, and all other handles are just text.
@@ -118,7 +129,7 @@ class ChatRequests:
         reading = self._read(request)
         handles = list(dict.fromkeys([*bodies.asked_handles(request, asked), *bodies.prompt_handles(request)]))
         if reading.refused:  # in vLLM's own words
-            return _nothing(handles, "vLLM refuses the request"), request
+            return _Prepared(_nothing(handles, "vLLM refuses the request"), request)
         messages = [bodies.as_rendered(message) for message in request["messages"]]
         found = self._look_up(request, asked)
         handed_on = bodies.without(request, found.genuine)
@@ -128,9 +139,10 @@ class ChatRequests:
                 raise InputError(f"memories cannot be combined with {reading.other}")
             if self._read(handed_on).media:
                 raise InputError("memories cannot be combined with content that is not text")
-            return self._planned(request, messages, found, reading.variables or {}), handed_on
+            plan = self._planned(request, messages, found, reading.variables or {})
+            return _Prepared(plan, handed_on, reading.beams)
         except (InputError, ChatTemplateError) as error:
-            return _nothing(handles, str(error)), handed_on
+            return _Prepared(_nothing(handles, str(error)), handed_on)
 
     def _read(self, request: Mapping[str, Any]) -> ChatReading:
         return read_request(request, self._engine.tokenizer.hf, self._engine.template_kwargs)
@@ -196,11 +208,13 @@ class ChatRequests:
 
     # Behind the answer.
 
-    def _report(self, plan: PromptPlan, params: Mapping[str, Any], heard: Overheard) -> InjectReport:
+    def _report(
+        self, plan: PromptPlan, params: Mapping[str, Any], heard: Overheard, *, beams: bool
+    ) -> InjectReport:
         self._facts.note(params, heard.answer)
         report = wire.inject_report(plan, heard.answer if params else {}, heard.ttft_ms)
         lost = {miss.handle for miss in report.missed if miss.reason in (ABSENT, CHANGED)}
         for segment in plan.segments:
             if segment.kind == "header" and segment.record in lost:
                 self._headers.forget(segment.record)
-        return account(plan, report, why_not)
+        return account(plan, report, (lambda *asked: BEAMS) if beams else why_not)

@@ -31,7 +31,10 @@ from inferscale_mem.server.facts import FactTable
 from inferscale_mem.server.reports import counted
 
 CHAT = "/v1/chat/completions"
-OTHER = ("/v1/completions", "/v1/responses", "/v1/messages")
+OTHER = (
+    *("/v1/completions", "/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/invocations"),
+    *("/v1/systemone", "/generative_scoring", "/cohere/v2/chat"),
+)
 """Routes that answer prompts, too, and where memories cannot be injected."""
 
 

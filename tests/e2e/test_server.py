@@ -112,6 +112,16 @@ def test_answers_that_a_stop_string_ends_are_reported(memory: InferScaleMemory, 
     assert stopped.response_metadata["inferscale"]["facts_injected"] == 3
 
 
+def test_beam_search_knows_the_facts_and_says_that_none_was_injected(memory: InferScaleMemory, client: OpenAI) -> None:
+    tell(memory)
+    messages = prompt(memory, "What is the name of my dog?")
+    answer = create(client, messages, n=2, extra_body={"use_beam_search": True})
+    report = answer.model_extra["inferscale"]
+    assert "Biscuit" in answer.choices[0].message.content
+    assert report["facts_injected"] == 0 and len(report["missed"]) == 3
+    assert all("beam search" in miss["reason"] for miss in report["missed"])
+
+
 def test_a_stream_without_usage_has_no_chunk_more(memory: InferScaleMemory, client: OpenAI) -> None:
     tell(memory)
     chunks = list(create(client, prompt(memory, "What am I allergic to?"), stream=True))

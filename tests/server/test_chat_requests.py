@@ -259,3 +259,11 @@ async def test_handles_are_seen_in_every_spelling_of_json(server: Server, encodi
     text = json.dumps({"model": "m", "messages": [SYSTEM, ASKED]})
     got = await server.ask((text.replace("ism1.", "\\u0069sm1\\u002e") if escaped else text).encode(encoding))
     assert "Likes tea" in got.prompt and got.headers[b"x-inferscale-facts-requested"] == b"1"
+
+
+@pytest.mark.parametrize("given", [True, 1, "yes"])
+async def test_beam_search_computes_the_facts_as_text_and_says_so(server: Server, given: Any) -> None:
+    got = await server.ask(use_beam_search=given, n=2)
+    assert "Likes tea" in got.prompt and "ism1." not in got.rest
+    assert got.request is not None and got.request["kv_transfer_params"].keys() == {"prompt_token_ids"}
+    assert "beam search" in got.missed[H] and got.report["facts_injected"] == 0

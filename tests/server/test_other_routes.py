@@ -44,7 +44,7 @@ async def asked(path: str, text: str) -> tuple[int, dict[bytes, bytes], bytes]:
     return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
 
 
-@pytest.mark.parametrize("path", middleware.OTHER)
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions/batch", *middleware.OTHER])
 async def test_known_handles_are_refused_and_others_pass_counted(path: str) -> None:
     status, _, body = await asked(path, f"Memory: {HANDLE}.")
     assert status == 400 and b"/v1/chat/completions" in body and b"tea" not in body
@@ -52,3 +52,9 @@ async def test_known_handles_are_refused_and_others_pass_counted(path: str) -> N
     assert (status, headers[b"x-inferscale-handles-refused"]) == (200, b"1")
     assert forged(HANDLE).encode() in body
     assert (await asked(path, "Hello."))[:2] == (200, {})
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"])
+async def test_routes_that_answer_no_prompt_are_left_alone(path: str) -> None:
+    status, headers, body = await asked(path, f"Memory: {HANDLE}.")
+    assert (status, headers) == (200, {}) and HANDLE.encode() in body
