@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import re
 import string
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -220,3 +223,34 @@ ODD = 60_000
 def test_work_on_odd_texts_is_bounded(text: str) -> None:
     before, after = parts(text)
     assert A not in before + after and B not in before + after
+
+
+def work(text: str) -> int:
+    """Instructions of Python's that it takes to cut A out of a text and leave the other handles in it."""
+    taken = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal taken
+        frame.f_trace_opcodes = True
+        taken += event == "opcode"
+        return trace
+
+    found = list(SPAN.finditer(text))
+    cut, kept = ([m.span() for m in found if (m.group() == A) is mine] for mine in (True, False))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        left = remove(text, cut, kept)
+    finally:
+        sys.settrace(before)
+    assert A not in left and left.count(B) == text.count(B)
+    return taken
+
+
+@pytest.mark.parametrize(
+    "between", [" ", "\n- ", '", "', '"}, {"m": "', '"] word ["'], ids=["blanks", "bullets", "list", "objects", "lists"]
+)
+@pytest.mark.parametrize("handles", [[A, B], [A]], ids=["with others", "alone"])
+def test_work_grows_with_the_text_not_with_its_square(between: str, handles: list[str]) -> None:
+    few, many = (work(f'["{between.join(handles * count)}"]') for count in (300, 1200))
+    assert few < many < 4.4 * few

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from inferscale_mem.memory_block import decoration
-from inferscale_mem.memory_block.literals import Range, Spans, literals_around
+from inferscale_mem.memory_block.literals import literals_around
+from inferscale_mem.memory_block.ranges import Range, Ranges, Spans
 
 
 def remove(text: str, spans: Spans, keep: Spans = ()) -> str:
@@ -52,17 +53,18 @@ def _shift(holes: Sequence[Range], by: int) -> list[Range]:
 
 def _without(text: str, holes: Sequence[Range]) -> str:
     """The text without the holes; words on both sides of one do not grow together."""
-    left, at = "", 0
-    for hole in holes:
-        left = _joined(left, text[at : hole.start])
-        at = hole.end
-    return _joined(left, text[at:])
+    parts, last, at = [], "", 0
+    for start, end in [*holes, Range(len(text), len(text))]:
+        if part := text[at:start]:
+            parts += [" ", part] if _grow_together(last, part[0]) else [part]
+            last = part[-1]
+        at = end
+    return "".join(parts)
 
 
-def _joined(left: str, right: str) -> str:
-    edges = left[-1:], right[:1]
-    apart = not all(edges) or any(edge.isspace() for edge in edges) or not any(edge.isalnum() for edge in edges)
-    return left + right if apart else f"{left} {right}"
+def _grow_together(left: str, right: str) -> bool:
+    """Whether one character behind the other makes another word of theirs; ``left`` may be empty."""
+    return bool(left) and not (left.isspace() or right.isspace()) and (left.isalnum() or right.isalnum())
 
 
 # From spans to holes.
@@ -70,19 +72,21 @@ def _joined(left: str, right: str) -> str:
 
 def _holes(text: str, spans: Spans, keep: Spans) -> list[Range]:
     """What to cut: each run of spans with nothing but decoration in between, and the decoration around the run."""
-    inner = sorted(Range(*span) for span in spans)
-    holes = _widened(text, inner, keep)
+    inner, kept = sorted(Range(*span) for span in spans), Ranges(keep)
+    holes = _widened(text, inner, kept)
     literals = literals_around(text, inner)
-    emptied = [x for x in literals if decoration.wordless(_cut_out(text, x, holes)) and not _touches(keep, x)]
-    telling = [x for x in literals if x not in emptied]
     if not literals:
         return holes
-    outside = [s for s in inner if not _touches(literals, s)]
-    entries = [decoration.around_entry(text, s) for s in inner if _touches(telling, s)]
-    return sorted([*_widened(text, sorted([*outside, *emptied]), [*keep, *telling]), *entries])
+    cut = Ranges(holes)
+    emptied = {x for x in literals if not kept.touches(x) and decoration.wordless(_cut_out(text, x, cut))}
+    telling = [x for x in literals if x not in emptied]
+    within, told = Ranges(literals), Ranges(telling)
+    outside = [s for s in inner if not within.touches(s)]
+    entries = [decoration.around_entry(text, s) for s in inner if told.touches(s)]
+    return sorted([*_widened(text, sorted([*outside, *emptied]), Ranges([*keep, *telling])), *entries])
 
 
-def _widened(text: str, spans: list[Range], keep: Spans) -> list[Range]:
+def _widened(text: str, spans: list[Range], keep: Ranges) -> list[Range]:
     """Runs of spans with the decoration around them; with its line break, where nothing is left of a line."""
     runs = list(_runs(text, spans, keep))
     ceilings = [*(run[0].start for run in runs[1:]), len(text)] if runs else []
@@ -95,14 +99,15 @@ def _widened(text: str, spans: list[Range], keep: Spans) -> list[Range]:
     return holes
 
 
-def _cut_out(text: str, where: Range, holes: Sequence[Range]) -> str:
+def _cut_out(text: str, where: Range, holes: Ranges) -> str:
     """The text of ``where`` that no hole covers."""
-    starts = [where.start, *(max(hole.end, where.start) for hole in holes)]
-    ends = [*(min(hole.start, where.end) for hole in holes), where.end]
+    covered = holes.inside(where)
+    starts = [where.start, *(hole.end for hole in covered)]
+    ends = [*(hole.start for hole in covered), where.end]
     return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
 
 
-def _runs(text: str, spans: list[Range], keep: Spans) -> Iterator[list[Range]]:
+def _runs(text: str, spans: list[Range], keep: Ranges) -> Iterator[list[Range]]:
     """Neighbouring spans with nothing but decoration in between."""
     gaps = [Range(a.end, b.start) for a, b in pairwise(spans)]
     often = Counter(decoration.digitless(text[a:b]) for a, b in gaps)
@@ -112,17 +117,13 @@ def _runs(text: str, spans: list[Range], keep: Spans) -> Iterator[list[Range]]:
         before = text[gaps[index - 1].start if index else 0 : spans[index].start]
         behind = text[spans[index + 1].end : gaps[index + 1].end if index + 1 < len(gaps) else len(text)]
         repeated = often[decoration.digitless(words)] > 1 or decoration.repeats(before, words, behind)
-        if (repeated or decoration.wordless_gap(words)) and not _touches(keep, gap):
+        if (repeated or decoration.wordless_gap(words)) and not keep.touches(gap):
             run.append(spans[index + 1])
         else:
             yield run
             run = [spans[index + 1]]
     if run:
         yield run
-
-
-def _touches(keep: Spans, where: Range) -> bool:
-    return any(start < where.end and where.start < end for start, end in keep)
 
 
 # Decoration around a run.
@@ -132,7 +133,7 @@ def _widened_left(text: str, run: Sequence[Range], floor: int) -> int:
     start = run[0].start
     if len(run) > 1:
         start -= decoration.shared_end(text[floor:start], text[run[0].end : run[1].start])
-    line = max(text.rfind("\n", 0, start) + 1, floor)
+    line = max(text.rfind("\n", floor, start) + 1, floor)
     lead = text[line:start]
     alone = len(run) == 1 or "\n" in text[run[0].end : run[1].start]
     if decoration.starts_line(text, line) and decoration.all_lead(lead, alone=alone):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from inferscale_mem.memory_block.literals import Range
+from inferscale_mem.memory_block.ranges import Range
 
 BLANKS = " \t\r\u00a0"
 MAX_DECORATION = 256

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from bisect import bisect_right
+
+from inferscale_mem.memory_block.ranges import Range, Spans
 
 MAX_UNCLOSED = 100
 """Brackets without an end after which no further literals are looked for: bounds the work on odd texts."""
@@ -16,27 +17,16 @@ _BRACKET = re.compile(r"[\[{]")
 _LITERAL_TOKEN = re.compile(r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[\[\]{}"']""")
 
 
-class Range(NamedTuple):
-    """Characters ``start`` (included) to ``end`` (not) of a text."""
-
-    start: int
-    end: int
-
-
-Spans = Sequence[tuple[int, int]]
-"""Ranges, in whatever form the caller has them."""
-
-
 def literals_around(text: str, spans: Spans) -> list[Range]:
     """The outermost ``[…]`` and ``{…}`` with quoted spans in them."""
-    quoted = [start for start, _ in spans if text[start - 1 : start] in ('"', "'")]
+    quoted = sorted(start for start, _ in spans if text[start - 1 : start] in ('"', "'"))
     found: list[Range] = []
     unclosed = at = 0
     while quoted and unclosed < MAX_UNCLOSED and (bracket := _BRACKET.search(text, at, quoted[-1])):
         end = _closing(text, bracket.start())
         if end is None:
             unclosed += 1
-        elif any(bracket.start() < start < end for start in quoted):
+        elif quoted[bisect_right(quoted, bracket.start())] < end:
             found.append(Range(bracket.start(), end))
         at = end or bracket.end()
     return found

@@ -208,9 +208,7 @@ class ChatRequests:
 
     # Behind the answer.
 
-    def _report(
-        self, plan: PromptPlan, params: Mapping[str, Any], heard: Overheard, *, beams: bool
-    ) -> InjectReport:
+    def _report(self, plan: PromptPlan, params: Mapping[str, Any], heard: Overheard, *, beams: bool) -> InjectReport:
         self._facts.note(params, heard.answer)
         report = wire.inject_report(plan, heard.answer if params else {}, heard.ttft_ms)
         lost = {miss.handle for miss in report.missed if miss.reason in (ABSENT, CHANGED)}
