@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
 from inferscale_mem.handles import find, strip_given
-from inferscale_mem.types import Scope
+from inferscale_mem.memories import read_memories
+from inferscale_mem.types import OWNER_FIELDS, Scope
 
 FIELD = "inferscale"
-"""Of a request: ``{"memories": [handles], "scope": {"user_id": …}}``, both optional. Of an answer: the report."""
+"""Of a request: what Asked holds. Of an answer: the report."""
 PROMPT_FIELDS = ("messages", "tools", "tool_choice", "documents", "chat_template_kwargs")
 """What a prompt is made of."""
 DEEPEST = 100
@@ -70,8 +72,53 @@ def check_depth(said: Any) -> None:
         level, depth = [value for values in inner for value in values if isinstance(value, dict | list)], depth + 1
 
 
-def asked_handles(request: Mapping[str, Any], asked: Any) -> list[str]:
-    """Handles of system messages and of ``memories``, in order, each once."""
+@dataclass(frozen=True)
+class Asked:
+    """What a request says in FIELD, ``{"memories": …, "scope": {"user_id": …}}``, both optional.
+
+    Attributes:
+        memories: handles that stand in no message.
+        scope: whose facts may be shown; None: it is taken from the handles.
+    """
+
+    memories: tuple[str, ...] = ()
+    scope: Scope | None = None
+
+
+def read_asked(said: Any) -> Asked:
+    """What the field says; nothing, if it is not there, or null.
+
+    Raises:
+        InputError: it has another form, or says what nobody knows. ScopeError: its scope names nobody. HandleError:
+            something among its memories is no handle.
+    """
+    if said is None:
+        return Asked()
+    if not isinstance(said, dict):
+        raise InputError(f"{FIELD!r} must be an object such as {_EXAMPLE}, not {_kind(said)}.")
+    _check_names(FIELD, said, ("memories", "scope"))
+    scope = said.get("scope")
+    if scope is not None and not isinstance(scope, dict):
+        raise InputError(f"{FIELD}.scope must be an object such as {{'user_id': 'alice'}}, not {_kind(scope)}.")
+    _check_names(f"{FIELD}.scope", scope or {}, OWNER_FIELDS)
+    memories = read_memories(said.get("memories"), f"{FIELD}.memories")
+    return Asked(tuple(dict.fromkeys(memories)), None if scope is None else Scope.of(scope))
+
+
+_EXAMPLE = "{'memories': ['ism1.…'], 'scope': {'user_id': 'alice'}}"
+
+
+def _check_names(where: str, given: Iterable[str], known: Collection[str]) -> None:
+    if unknown := sorted(name for name in given if name not in known):
+        raise InputError(f"{where} has no {unknown[0][:60]!r}; it takes {', '.join(known)}.")
+
+
+def _kind(value: Any) -> str:
+    return {"list": "a list", "str": "text", "bool": "true or false"}.get(type(value).__name__, "a number")
+
+
+def asked_handles(request: Mapping[str, Any], memories: Iterable[str] = ()) -> list[str]:
+    """Handles of system messages, then ``memories``, in order, each once."""
     found = []
     for message in request["messages"]:
         if message.get("role") in SYSTEM_ROLES:
@@ -79,9 +126,7 @@ def asked_handles(request: Mapping[str, Any], asked: Any) -> list[str]:
             parts = content if isinstance(content, list) else [content]
             texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
             found += [one.handle for text in texts if isinstance(text, str) for one in find(text)]
-    memories = asked.get("memories") if isinstance(asked, dict) else None
-    given = [text for text in memories if isinstance(text, str)] if isinstance(memories, list) else []
-    return list(dict.fromkeys([*found, *given]))
+    return list(dict.fromkeys([*found, *memories]))
 
 
 def handles_anywhere(body: bytes) -> list[str]:
@@ -131,21 +176,6 @@ def _strings(said: Any) -> Iterator[str]:
             left += [*reversed(value.values()), *value]
         elif isinstance(value, list):
             left += reversed(value)
-
-
-def asked_scope(asked: Any) -> Scope | None:
-    """The scope a request names.
-
-    Raises:
-        ScopeError: it names nobody.
-        InputError: it cannot be read.
-    """
-    scope = asked.get("scope") if isinstance(asked, dict) else None
-    if scope is None:
-        return None
-    if not isinstance(scope, dict):
-        raise InputError(f"{FIELD}.scope must be an object such as {{'user_id': 'alice'}}.")
-    return Scope.of(scope)
 
 
 def as_rendered(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,21 +120,21 @@ class ChatRequests:
         A plan without facts is not used: vLLM makes the prompt, and all other handles are just text.
 
         Raises:
-            InputError: the request is one that vLLM would break on, or that tries to change how prompts are made.
+            InputError: the request is one that vLLM would break on, tries to change how prompts are made, or asks
+                for memories in a form that cannot be read.
         """
         request = bodies.read_chat(text)
         if request is None:
             return None
-        asked = request.pop(bodies.FIELD, None)
+        asked = bodies.read_asked(request.pop(bodies.FIELD, None))
         reading = self._read(request)
-        handles = list(dict.fromkeys([*bodies.asked_handles(request, asked), *bodies.prompt_handles(request)]))
+        handles = list(dict.fromkeys([*bodies.asked_handles(request, asked.memories), *bodies.prompt_handles(request)]))
         if reading.refused:  # in vLLM's own words
             return _Prepared(_nothing(handles, "vLLM refuses the request"), request)
         messages = [bodies.as_rendered(message) for message in request["messages"]]
         found = self._look_up(request, asked)
         handed_on = bodies.without(request, found.genuine)
         try:
-            bodies.asked_scope(asked)
             if reading.other:
                 raise InputError(f"memories cannot be combined with {reading.other}")
             if self._read(handed_on).media:
@@ -147,9 +147,9 @@ class ChatRequests:
     def _read(self, request: Mapping[str, Any]) -> ChatReading:
         return read_request(request, self._engine.tokenizer.hf, self._engine.template_kwargs)
 
-    def _look_up(self, request: Mapping[str, Any], asked: Any) -> _Found:
+    def _look_up(self, request: Mapping[str, Any], asked: bodies.Asked) -> _Found:
         """What the request's handles stand for."""
-        order = bodies.asked_handles(request, asked)
+        order = bodies.asked_handles(request, asked.memories)
         looked_up = {handle: self._facts.get(handle) for handle in [*order, *bodies.prompt_handles(request)]}
         first = next((looked_up[handle] for handle in order if isinstance(looked_up[handle], Known)), None)
         first = first or next((found for found in looked_up.values() if isinstance(found, Known)), None)
@@ -163,11 +163,8 @@ class ChatRequests:
             for handle in order
             if handle not in known
         }
-        try:
-            scope = bodies.asked_scope(asked)
-        except InputError:
-            scope = None
-        resolved = permit({handle: known[handle].fact for handle in order if handle in known}, scope, missed)
+        asked_for = {handle: known[handle].fact for handle in order if handle in known}
+        resolved = permit(asked_for, asked.scope, missed)
         others = {handle: found.fact for handle, found in known.items() if handle not in order}
         return _Found(order, known, resolved, frozenset(permit(others, resolved.scope, {}).facts))
 

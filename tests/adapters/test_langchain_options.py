@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from inferscale_mem.adapters.langchain.options import read_memories, read_options, read_scope
+from inferscale_mem.adapters.langchain.options import read_options, read_scope
 from inferscale_mem.errors import HandleError, InputError, ScopeError
+from inferscale_mem.memories import read_memories
 from inferscale_mem.types import Sampling, Scope
 
 HANDLE = "ism1.0123456789abcdef.ghjkmnpqrstvwxyz"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from inferscale_mem.errors import InputError, ScopeError
 from inferscale_mem.server import bodies
 from inferscale_mem.types import Scope
 
-A, B = "ism1.0123456789abcdef.0123456789abcdef", "ism1.1123456789abcdef.0123456789abcdef"
+A, B, C = (f"ism1.{digit}123456789abcdef.0123456789abcdef" for digit in "012")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_handles_are_seen_however_they_are_written(encoding: str, spelled: str) 
     text = bodies.quick_text(body.encode(encoding))
     assert text is not None
     request = bodies.read_chat(text)
-    assert request is not None and bodies.asked_handles(request, None) == [A]
+    assert request is not None and bodies.asked_handles(request) == [A]
 
 
 @pytest.mark.parametrize(
@@ -54,22 +55,46 @@ def test_handles_of_system_messages_and_memories() -> None:
             {"role": "system"},
         ]
     }
-    assert bodies.asked_handles(request, None) == [A, B]
-    assert bodies.asked_handles(request, {"memories": [3, "other", A]}) == [A, B, "other"]
-    assert bodies.asked_handles({"messages": []}, {"memories": "text"}) == []
+    assert bodies.asked_handles(request) == [A, B]
+    assert bodies.asked_handles(request, (C, A)) == [A, B, C]
+    assert bodies.asked_handles({"messages": []}, ()) == []
 
 
-@pytest.mark.parametrize(("asked", "scope"), [(None, None), ({}, None), ([], None), ({"scope": {"user_id": "a"}}, "a")])
-def test_the_scope_a_request_names(asked: Any, scope: str | None) -> None:
-    assert bodies.asked_scope(asked) == (Scope(user_id=scope) if scope else None)
+@pytest.mark.parametrize("memories", [[A, B, A], [{"memory": A, "score": 1}, {"memory": B}], {"results": [A, B]}])
+def test_memories_in_every_form_search_gives(memories: Any) -> None:
+    assert bodies.read_asked({"memories": memories}) == bodies.Asked((A, B))
 
 
-def test_a_scope_that_names_nobody_is_refused() -> None:
-    with pytest.raises(InputError):
-        bodies.asked_scope({"scope": "alice"})
-    for wrong in ({"user": "alice"}, {"user_id": "*"}, {"user_id": [3]}):
-        with pytest.raises(ScopeError):
-            bodies.asked_scope({"scope": wrong})
+@pytest.mark.parametrize("said", [None, {}, {"memories": None, "scope": None}, {"memories": []}])
+def test_a_request_that_asks_for_nothing(said: Any) -> None:
+    assert bodies.read_asked(said) == bodies.Asked()
+
+
+def test_the_scope_a_request_names() -> None:
+    assert bodies.read_asked({"scope": {"user_id": "a"}}).scope == Scope(user_id="a")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        *(([], "not a list"), ("alice", "not text"), (True, "not true or false"), (3.5, "not a number")),
+        *(([A], "'memories': "), ({"memory": [A]}, "no 'memory'; it takes memories, scope")),
+        *(({"memories": A}, "inferscale.memories takes a search's answer or a list of handles, not str"),),
+        *(({"memories": {"memory": A}}, "without 'results'"), ({"memories": 3}, "list of handles")),
+        *(({"memories": [A, text]}, "no handle; give what search") for text in ("Likes tea", 3, None, {}, A + "x")),
+        *(({"scope": "alice"}, "scope must be an object"), ({"scope": ["alice"]}, "{'user_id': 'alice'}")),
+        ({"scope": {"user_id": "alice", "user": "bob"}}, "no 'user'; it takes user_id, agent_id, run_id"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_says_what_to_give(said: Any, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        bodies.read_asked(said)
+
+
+@pytest.mark.parametrize("scope", [{}, {"user_id": "*"}, {"user_id": [3]}, {"user_id": None}])
+def test_a_scope_that_names_nobody_is_refused(scope: Any) -> None:
+    with pytest.raises(ScopeError):
+        bodies.read_asked({"scope": scope})
 
 
 def test_messages_are_rendered_with_what_vllm_gives_to_templates() -> None:

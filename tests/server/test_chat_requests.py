@@ -267,3 +267,23 @@ async def test_beam_search_computes_the_facts_as_text_and_says_so(server: Server
     assert "Likes tea" in got.prompt and "ism1." not in got.rest
     assert got.request is not None and got.request["kv_transfer_params"].keys() == {"prompt_token_ids"}
     assert "beam search" in got.missed[H] and got.report["facts_injected"] == 0
+
+
+@pytest.mark.parametrize("memories", [[C], {"results": [{"memory": C, "id": "1"}]}, [{"memory": C}]])
+async def test_memories_beside_the_messages(server: Server, memories: Any) -> None:
+    got = await server.ask(messages=[ASKED], inferscale={"memories": memories, "scope": {"user_id": "alice"}})
+    assert "Likes cats" in got.prompt and got.headers[b"x-inferscale-facts-requested"] == b"1"
+
+
+@pytest.mark.parametrize(
+    "said", ["alice", [], {"memory": []}, {"memories": C}, {"memories": ["Likes tea."]}, {"scope": "alice"}]
+)
+@pytest.mark.parametrize("messages", [[SYSTEM, ASKED], [ASKED]])
+async def test_what_is_asked_in_no_readable_form_is_refused(server: Server, said: Any, messages: list[Any]) -> None:
+    got = await server.ask(messages=messages, inferscale=said)
+    assert got.status == 400 and got.request is None and FIELD in got.said["error"]["message"]
+
+
+async def test_a_scope_that_names_nobody_is_refused(server: Server) -> None:
+    got = await server.ask(inferscale={"scope": {}})
+    assert got.status == 400 and got.request is None and "user_id" in got.said["error"]["message"]

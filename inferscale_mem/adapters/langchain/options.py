@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from inferscale_mem import handles
 from inferscale_mem.adapters.langchain.tools import NO_TOOLS, Calling, read_calling, read_response_format
-from inferscale_mem.errors import HandleError, InputError
+from inferscale_mem.errors import InputError
+from inferscale_mem.memories import read_memories
 from inferscale_mem.prompt import Position
 from inferscale_mem.reading import Reading
 from inferscale_mem.types import OWNER_FIELDS, Sampling, Scope
@@ -177,40 +177,6 @@ def read_scope(values: Mapping[str, Any]) -> Scope | None:
     if unknown:
         raise InputError(f"scope has no {unknown[0]!r}; it takes user_id, agent_id and run_id.")
     return Scope.of(scope)
-
-
-def read_memories(memories: Any) -> tuple[str, ...]:
-    """Handles out of a search's answer, a list of its results, or a list of handles.
-
-    Raises:
-        HandleError: something in it is no handle. InputError: not a list at all.
-    """
-    if memories is None:
-        return ()
-    if isinstance(memories, Mapping):
-        if "results" not in memories:
-            raise InputError("memories= got a mapping without 'results'; give what search() returned.")
-        memories = memories["results"]
-    if isinstance(memories, str) or not isinstance(memories, Sequence):
-        raise InputError(f"memories= takes a search's answer or a list of handles, not {type(memories).__name__}.")
-    return tuple(_handle(item) for item in memories)
-
-
-def _handle(item: Any) -> str:
-    text = item.get("memory") if isinstance(item, Mapping) else getattr(item, "handle", item)
-    try:
-        handles.split(text if isinstance(text, str) else "")
-    except HandleError as error:
-        raise HandleError(
-            f"memories= holds {_short(text)}, which is no handle; give what search() returns in its default format "
-            "(memory_format='text' gives text, which belongs into a message)."
-        ) from error
-    return str(text)
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _check(name: str, value: Any) -> None:
