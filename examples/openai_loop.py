@@ -34,7 +34,8 @@ def chat_with_memories(message: str, user_id: str = "default_user") -> str:
     answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=48)
     usage = answer.usage
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
-    print(f"  [{usage.prompt_tokens} prompt tokens, {cached} not computed; {answer.model_extra['inferscale']}]")
+    report = answer.model_extra.get("inferscale", "no memories in the request")  # a search may have found nothing
+    print(f"  [{usage.prompt_tokens} prompt tokens, {cached} not computed; {report}]")
     return answer.choices[0].message.content
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import httpx
+import openai
 import pytest
 
+import inferscale_mem
 from inferscale_mem import InferScaleMemory
 from inferscale_mem.protocols import Engine
 from inferscale_mem.testing import FakeEngine
@@ -64,6 +68,32 @@ def test_nobody_is_told_what_is_anothers(memory: InferScaleMemory, engine: FakeE
 def test_a_long_conversation_costs_what_is_new(memory: InferScaleMemory) -> None:
     rows = load("long_conversation").main(memory)
     assert len(rows) == 20 and all(0 < computed <= 2 * new for new, computed in rows)
+
+
+def test_the_openai_loop_goes_on_where_a_search_finds_nothing(
+    memory: InferScaleMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's report is there only if the request held handles."""
+
+    def served(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/models"):
+            return httpx.Response(200, json={"object": "list", "data": [{"id": "m", "object": "model"}]})
+        report = {"inferscale": {"facts_injected": 1}} if b"ism1." in request.content else {}
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Well."}}
+        usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+        return httpx.Response(
+            200, json={"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage} | report
+        )
+
+    transport = httpx.Client(transport=httpx.MockTransport(served))
+    monkeypatch.setattr(openai, "OpenAI", functools.partial(openai.OpenAI, http_client=transport))
+    monkeypatch.setattr(inferscale_mem, "InferScaleMemory", lambda **settings: memory)
+    loop = load("openai_loop")
+    assert loop.chat_with_memories("What is my dog called?") == "Well."
+    assert "no memories in the request" in capsys.readouterr().out
+    memory.add("My dog is called Rex.", user_id="default_user", infer=False)
+    assert loop.chat_with_memories("What is my dog called?") == "Well."
+    assert "'facts_injected': 1" in capsys.readouterr().out
 
 
 @pytest.mark.engine
