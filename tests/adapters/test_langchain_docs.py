@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import OutputParserException
+from langchain_core.prompts import ChatPromptTemplate
 from page_code import blocks, run_block
 from pydantic import BaseModel
 
@@ -81,3 +82,10 @@ def test_what_max_tokens_cuts_off_comes_as_the_page_says(engines: list[FakeEngin
         told = chat.with_structured_output(Dog, method=method, include_raw=True).invoke("Rex")
         assert told["parsed"] is None and isinstance(told["parsing_error"], OutputParserException)
     assert chat.with_structured_output(Dog.model_json_schema(), method="json_schema").invoke("Rex") == {}
+
+
+def test_a_chain_keeps_the_keywords_of_its_call_from_the_model_as_the_page_says(engines: list[FakeEngine]) -> None:
+    """Should LangChain hand them on one day, the page is to say so."""
+    chain = ChatPromptTemplate([("human", "{question}")]) | ChatInferScale()
+    answer = chain.invoke({"question": "Rex?"}, memories="no handles: an error, if the model saw them")
+    assert answer.response_metadata["inferscale"]["facts_requested"] == 0

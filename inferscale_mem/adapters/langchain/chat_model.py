@@ -15,6 +15,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from inferscale_mem.adapters.langchain.answers import Answers
+from inferscale_mem.adapters.langchain.binding import ChatBinding, keeping
 from inferscale_mem.adapters.langchain.context import with_config, with_context
 from inferscale_mem.adapters.langchain.identity import ChatIdentity
 from inferscale_mem.adapters.langchain.messages import to_template
@@ -130,7 +131,23 @@ class ChatInferScale(ChatIdentity):
                         await run_manager.on_llm_new_token(piece.text, chunk=piece)
                     yield piece
 
-    # Tools and schemas.
+    # What is bound, tools and schemas: each keeps what was bound before.
+
+    def bind(self, **kwargs: Any) -> ChatBinding:  # type: ignore[override] # LangChain's own is private and new
+        """The model with options of its calls fixed: ``memories``, owners, sampling, …"""
+        return keeping(super().bind(**kwargs))
+
+    def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> ChatBinding:
+        """See Runnable."""
+        return keeping(super().with_config(config, **kwargs))
+
+    def with_listeners(self, **listeners: Any) -> ChatBinding:
+        """See Runnable."""
+        return keeping(super().with_listeners(**listeners))
+
+    def with_types(self, **types: Any) -> ChatBinding:
+        """See Runnable."""
+        return keeping(super().with_types(**types))
 
     def bind_tools(
         self,

@@ -14,13 +14,16 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from inferscale_mem.errors import InputError
 
 if TYPE_CHECKING:
+    from inferscale_mem.adapters.langchain.binding import ChatBinding
     from inferscale_mem.adapters.langchain.chat_model import ChatInferScale
 
 Method = Literal["function_calling", "json_schema", "json_mode"]
+FORM_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+"""Options of a call that say what form its answer has."""
 
 
 def structured(
-    chat: ChatInferScale,
+    chat: ChatInferScale | ChatBinding,
     schema: Any,
     method: Method,
     *,
@@ -65,5 +68,7 @@ def structured(
         return plain
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    whole: Runnable[Any, Any] = RunnableMap(raw=bound) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+    # The model comes first, and not within a map: a chain gives a call's options to its first step, a map to nobody.
+    raw = RunnableMap(raw=RunnablePassthrough())
+    whole: Runnable[Any, Any] = bound | raw | parsed.with_fallbacks([failed], exception_key="parsing_error")
     return whole
