@@ -8,10 +8,12 @@ policy                  a fact's context
 ``dialog_window(w)``    header and the last w dialog turns before the fact, each a list item as facts are
 ``fact_window(m)``      header and the owner's m most similar earlier facts, prefilled again
 ``fact_chain(m, how)``  header and the stored records of m earlier facts, injected: only the fact itself is computed.
-                        how: ``nearest``, the most similar ones (the default), or ``previous``, the latest ones
+                        how: ``nearest``, the most similar ones (the default), or ``previous``, the latest ones,
+                        whatever they say
 ======================  ===============================================================================================
 
-The policy's name is part of every record's fingerprint: changing it encodes all facts again.
+Of the similar ones, those that say almost the same as the new one are left out (``ALIKE``). The policy is part of every
+record's fingerprint: changing it encodes all facts again.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ How = Literal["nearest", "previous"]
 
 KNOWN = "alone, header, dialog_window(w), fact_window(m), fact_chain(m, nearest) and fact_chain(m, previous)"
 MAX_CONTEXT = 256
+ALIKE = 0.8
+"""Cosine similarity from which an earlier fact says the same, as it were, and is no context: the model would copy from
+it, and the record, served without it, would lack what the fact says (decision 0024)."""
 
 _CALL = re.compile(r"\s*(?P<kind>\w+)\s*(?:\(\s*(?P<arguments>[^()]*?)\s*\)\s*)?")
 
@@ -145,9 +150,10 @@ def _context(
         turns = index.turns(fact, policy.size)
         return [Segment("text", planner.fact_tokens(turn)) for turn in reversed(turns)]
     if policy.kind in ("fact_window", "fact_chain"):
-        earlier = index.previous if policy.how == "previous" else index.nearest
+        previous = policy.how == "previous"
+        earlier = index.previous(fact, policy.size) if previous else index.nearest(fact, policy.size, ALIKE)
         chained = policy.kind == "fact_chain"
-        return [planner.fact_segment(f.text, mint(f), record=chained) for f in earlier(fact, policy.size)]
+        return [planner.fact_segment(f.text, mint(f), record=chained) for f in earlier]
     return []
 
 

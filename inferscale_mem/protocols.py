@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -171,8 +172,12 @@ class FactIndex(Protocol):
         """All live facts the scope covers, oldest first; of every owner if None."""
         ...
 
-    def nearest(self, fact: Fact, m: int) -> list[Fact]:
-        """Up to m facts of exactly the same scope, older than ``fact`` and most similar to it, most similar first."""
+    def nearest(self, fact: Fact, m: int, below: float = math.inf) -> list[Fact]:
+        """Up to m facts of exactly the same scope, older than ``fact`` and most similar to it, most similar first.
+
+        Those that say the same, as it were, are left out: their cosine similarity to ``fact`` is not ``below`` this.
+        But never more of them than m, or half of the scope's facts: an embedder may find everything similar.
+        """
         ...
 
     def previous(self, fact: Fact, m: int) -> list[Fact]:

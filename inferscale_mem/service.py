@@ -14,7 +14,7 @@ from inferscale_mem.accounting import NOT_INJECTED as NOT_INJECTED
 from inferscale_mem.accounting import TEXT_TAIL as TEXT_TAIL
 from inferscale_mem.accounting import account, why_not
 from inferscale_mem.config import EncodingConfig
-from inferscale_mem.encoding import parse_policy
+from inferscale_mem.encoding import ALIKE, parse_policy
 from inferscale_mem.errors import BudgetError, EngineError, FactError, HandleError, InputError, ScopeError
 from inferscale_mem.handles import UNKNOWN, HandleSigner, split
 from inferscale_mem.kv.directory import ABSENT
@@ -111,7 +111,7 @@ class MemoryService:
         self.signer = signer
         self.config = config
         policy = parse_policy(config.policy)
-        made_by = f"{engine.info.fingerprint} {policy.name}".encode()
+        made_by = f"{engine.info.fingerprint} {policy.name} {ALIKE}".encode()
         self.fingerprint = hashlib.sha256(made_by).hexdigest()[:16]
         self.planner = PromptPlanner(engine.tokenizer, self.fingerprint)
         self.recorder = Recorder(engine, index, signer, self.planner, policy, owed=owed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 from inferscale_mem.handles import HandleSigner
@@ -41,7 +42,7 @@ class SmallIndex:
         with self._lock:
             return [fact for fact in self._facts.values() if scope is None or scope.covers(fact.scope)]
 
-    def nearest(self, fact: Fact, m: int) -> list[Fact]:
+    def nearest(self, fact: Fact, m: int, below: float = math.inf) -> list[Fact]:
         words = set(fact.text.split())
         return sorted(self._older(fact), key=lambda other: -len(words & set(other.text.split())))[:m]
 

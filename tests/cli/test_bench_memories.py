@@ -139,7 +139,7 @@ def test_encode_finds_a_chain_that_stands_on_nothing(
     bench: Bench, index: VectorIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode.measure(bench, index, ("fact_chain(2, nearest)",), FACTS)
-    monkeypatch.setattr(type(index), "nearest", lambda self, fact, m: [])
+    monkeypatch.setattr(type(index), "nearest", lambda self, fact, m, below: [])
     with pytest.raises(SelfTestError, match="on top of earlier facts"):
         encode.measure(bench, index, ("fact_chain(3, nearest)",), FACTS)
 

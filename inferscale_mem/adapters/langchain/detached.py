@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import weakref
 
@@ -31,7 +32,7 @@ class NoFacts:
         """Nothing."""
         return []
 
-    def nearest(self, fact: Fact, m: int) -> list[Fact]:
+    def nearest(self, fact: Fact, m: int, below: float = math.inf) -> list[Fact]:
         """Nothing."""
         return []
 

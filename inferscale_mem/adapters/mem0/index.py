@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -120,22 +121,23 @@ class VectorIndex:
             older = [e for e in group.entries.values() if e.age < age(fact) and e.live] if group else []
         return [entry.fact for entry in heapq.nlargest(m, older, key=lambda entry: entry.age)]
 
-    def nearest(self, fact: Fact, m: int) -> list[Fact]:
+    def nearest(self, fact: Fact, m: int, below: float = math.inf) -> list[Fact]:
         """See protocols.FactIndex."""
         self.load()
         self._fill_vectors(fact)
-        limit = age(fact)
-        found: list[Fact] = []
         with self._lock:
             group = self._groups.get(fact.scope.key)
-            if group is None or fact.id not in group.vectors:
+            if group is None:
                 return []
-            for fact_id, _ in group.vectors.ranked(group.vectors.get(fact.id)):
-                if len(found) >= m:
-                    break
-                entry = group.entries[fact_id]
-                if entry.age < limit and entry.live:
+            most, alike = max(m, len(group.entries) // 2), 0
+            found: list[Fact] = []
+            for entry, similarity in _older(group, fact):
+                if similarity >= below and alike < most:
+                    alike += 1
+                elif len(found) < m:
                     found.append(entry.fact)
+                else:
+                    break
         return found
 
     def turns(self, fact: Fact, w: int) -> list[str]:
@@ -279,3 +281,14 @@ class VectorIndex:
                 entry = self._entries.get(other.id)
                 if entry is not None and entry.fact.revision == other.revision:
                     self._groups[other.scope.key].vectors.set(other.id, vector)
+
+
+def _older(group: _Group, fact: Fact) -> Iterator[tuple[_Entry, float]]:
+    """Live facts older than this one, and their cosine similarity to it, most similar first; none without a vector."""
+    if fact.id not in group.vectors:
+        return
+    limit = age(fact)
+    for fact_id, similarity in group.vectors.ranked(group.vectors.get(fact.id)):
+        entry = group.entries[fact_id]
+        if entry.age < limit and entry.live:
+            yield entry, similarity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_nearest_and_previous_look_back_within_one_scope(scene: Scene) -> None:
     assert scene.index.nearest(facts[4], 2) == [facts[3], facts[1]]
     assert scene.index.previous(facts[3], 2) == [facts[2], facts[1]]
     assert scene.index.nearest(facts[0], 3) == [] and scene.index.previous(facts[0], 3) == []
+
+
+def test_what_says_the_same_is_left_out_but_never_most_of_what_there_is(scene: Scene) -> None:
+    degrees = [0.0, 60.0, 1.0, 30.0, 2.0, 3.0]
+    facts = [scene.insert(n, degrees=d) for n, d in enumerate([*degrees, 0.0], start=1)]
+    alike = math.cos(math.radians(10))
+    assert scene.index.nearest(facts[6], 4) == [facts[0], facts[2], facts[4], facts[5]]
+    assert scene.index.nearest(facts[6], 4, below=alike) == [facts[3], facts[1]]
+    # No more than m of them, or half of the seven: an embedder may find everything alike.
+    assert scene.index.nearest(facts[6], 2, below=-1.0) == [facts[5], facts[3]]
 
 
 def test_equal_times_are_told_apart(scene: Scene) -> None:

@@ -204,6 +204,18 @@ def test_a_wider_request_sees_facts_of_its_runs(memory: InferScaleMemory) -> Non
 # What becomes of records.
 
 
+def test_a_fact_that_is_told_again_is_not_encoded_behind_the_first_telling(memory: InferScaleMemory) -> None:
+    """It would be copied from there, and its record would lack what it says whenever it is served alone."""
+    told = ("I live in Lisbon.", "My dog is Rex.", "My dog is called Rex.")
+    for text in told:
+        add(memory, text)
+        assert memory.service.wait(20)
+    planner = memory.service.planner
+    behind = [segment.token_ids for segment in memory.service.engine.encodes[-1].segments]
+    assert behind[-1] == planner.fact_tokens(told[2])
+    assert planner.fact_tokens(told[0]) in behind and planner.fact_tokens(told[1]) not in behind
+
+
 def test_every_stored_fact_gets_a_record(memory: InferScaleMemory) -> None:
     for text in ("I live in Lyon.", "I have two cats.", "I work at night."):
         add(memory, text)
