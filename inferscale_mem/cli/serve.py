@@ -14,6 +14,7 @@ import importlib
 import socket
 from collections.abc import Sequence
 
+from inferscale_mem.cli.port_lock import held_port
 from inferscale_mem.config import RECORD_DTYPES, EngineConfig, InferScaleConfig
 from inferscale_mem.engines.serve_options import check_options, option
 from inferscale_mem.errors import ConfigError, MissingDependencyError, PortInUseError
@@ -67,8 +68,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("Give the model first, without --model: inferscale-mem serve MODEL …")
     EngineConfig(record_bytes=args.record_bytes)
     check_options(options)
-    check_port(options)
+    address = check_port(options)
     config = InferScaleConfig.from_env({"model": args.model} if args.model else {})
+    with held_port(config.home, *address) if address else contextlib.nullcontext():
+        return _serve(args, options, config)
+
+
+def _serve(args: argparse.Namespace, options: Sequence[str], config: InferScaleConfig) -> int:
     model = resolve_model(config)
     try:
         vllm_serve = importlib.import_module("inferscale_mem.engines.vllm_serve")
@@ -87,15 +93,18 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def check_port(options: Sequence[str]) -> None:
+def check_port(options: Sequence[str]) -> tuple[str, int] | None:
     """Whether the server can listen where it is told to, before a model is loaded for minutes.
+
+    Returns:
+        Numeric address and port (0: any); None if it listens on no port.
 
     Raises:
         ConfigError: the port is no number.
         PortInUseError: another program listens there.
     """
     if option(options, "--uds") is not None:
-        return
+        return None
     host, port = option(options, "--host") or HOST, option(options, "--port") or str(PORT)
     if not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--port {port}: give a number from 1 to 65535.")
@@ -104,6 +113,7 @@ def check_port(options: Sequence[str]) -> None:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((host, int(port)))
+            return str(tried.getsockname()[0]), int(port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"Cannot listen on {host}, port {port}: {error}.") from error

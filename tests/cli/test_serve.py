@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from live_server import free_port
 
 from inferscale_mem.cli import main, serve
+from inferscale_mem.cli.port_lock import held_port
 from inferscale_mem.engines.serve_options import check_options, option
-from inferscale_mem.errors import ConfigError, PortInUseError
+from inferscale_mem.errors import ConfigError, ModelError, PortInUseError
 
 
 def test_the_model_and_our_options_are_told_from_vllms() -> None:
@@ -42,6 +49,85 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(capsys: pytest.Capture
 def test_addresses_that_are_none(options: list[str]) -> None:
     with pytest.raises(ConfigError):
         serve.check_port(options)
+
+
+LOADING = """
+import sys, time
+from inferscale_mem.cli import main, serve
+serve.resolve_model = lambda config: (print("loading", flush=True), time.sleep(600))
+main.main(["serve", "--port", sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERSCALE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_server_that_still_loads_has_its_port(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(config: object) -> str:
+        raise ModelError("it went on to the model")
+
+    monkeypatch.setattr(serve, "resolve_model", resolve)
+    port = str(free_port())
+    with subprocess.Popen([sys.executable, "-c", LOADING, port], stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout is not None and first.stdout.readline() == "loading\n"
+            assert main.main(["serve", "--port", port]) == 2
+            assert f"port {port}; it may still be loading" in capsys.readouterr().err
+            assert main.main(["serve", "--port", "0"]) == 1
+            assert main.main(["serve", "--uds", str(home / "socket"), "--port", port]) == 1
+        finally:
+            first.kill()
+    assert main.main(["serve", "--port", port]) == 1
+    assert "went on to the model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("127.0.0.1", "127.0.0.1", False),
+        ("127.0.0.1", "127.0.0.2", True),
+        ("127.0.0.1", "0.0.0.0", False),
+        ("::", "127.0.0.1", False),
+        ("::1", "127.0.0.1", True),
+    ],
+)
+def test_which_addresses_share_a_port(home: Path, one: str, other: str, together: bool) -> None:
+    expected = contextlib.nullcontext() if together else pytest.raises(PortInUseError)
+    with held_port(home, one, 8000), held_port(home, other, 8001), expected, held_port(home, other, 8000):
+        assert together
+    with held_port(home, other, 8000):
+        pass
+
+
+def test_a_forked_process_does_not_keep_the_port(home: Path) -> None:
+    reading, writing = os.pipe()
+    started, starting = os.pipe()
+    with held_port(home, "127.0.0.1", 8000):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.write(starting, b".")
+            os.read(reading, 1)  # until the test ends
+            os._exit(0)
+        os.read(started, 1)
+    try:
+        with held_port(home, "127.0.0.1", 8000):
+            pass
+    finally:
+        for end in (writing, reading, started, starting):
+            os.close(end)
+        assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_without_a_place_for_locks_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with held_port(tmp_path / "file", "127.0.0.1", 8000):
+        assert "port 8000" in caplog.text
 
 
 def test_the_model_comes_first() -> None:
