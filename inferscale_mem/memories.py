@@ -10,7 +10,7 @@ from inferscale_mem.errors import HandleError, InputError
 
 
 def read_memories(memories: Any, name: str = "memories=") -> tuple[str, ...]:
-    """Handles out of a search's answer, a list of its results, or a list of handles.
+    """Handles out of a search's answer, or a list of its results, of a store's items, a retriever's documents or handles.
 
     Args:
         memories: one of these; None stands for none.
@@ -31,13 +31,16 @@ def read_memories(memories: Any, name: str = "memories=") -> tuple[str, ...]:
 
 
 def _handle(item: Any, name: str) -> str:
-    text = item.get("memory") if isinstance(item, Mapping) else getattr(item, "handle", item)
+    if isinstance(item, Mapping):
+        text = item.get("memory")
+    else:  # a store's item, a retriever's document, or a handle
+        text = getattr(item, "handle", getattr(item, "page_content", item))
     try:
         handles.split(text if isinstance(text, str) else "")
     except HandleError as error:
         raise HandleError(
-            f"{name} holds {_short(text)}, which is no handle; give what search() returns in its default format "
-            "(memory_format='text' gives text, which belongs into a message)."
+            f"{name} holds {_short(text)}, which is no handle; give what search() or a retriever returns by "
+            "default (memory_format='text' gives text, which belongs into a message)."
         ) from error
     return str(text)
 

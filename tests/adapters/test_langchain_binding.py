@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.load import dumps, loads
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableBinding
@@ -19,6 +20,7 @@ from small_index import SmallIndex
 from inferscale_mem.adapters.langchain import ChatInferScale
 from inferscale_mem.adapters.langchain.binding import ChatBinding
 from inferscale_mem.config import EncodingConfig
+from inferscale_mem.errors import HandleError
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.service import MemoryService
 from inferscale_mem.testing import FakeEngine
@@ -184,3 +186,10 @@ def test_it_is_a_binding_as_langchain_has_it() -> None:
     assert dumps(made) == dumps(as_langchains)
     loaded = loads(dumps(made), allowed_objects=[ChatInferScale, RunnableBinding], valid_namespaces=["inferscale_mem"])
     assert loaded.kwargs == made.kwargs and loaded.bound.asdict() == chat.asdict()
+
+
+def test_documents_of_a_retriever_are_memories(chat: ChatInferScale, engine: FakeEngine, handles: list[str]) -> None:
+    chat.invoke(QUESTION, memories=[Document(page_content=handle) for handle in handles])
+    assert served(engine)
+    with pytest.raises(HandleError, match=r"'Some text\.'.* no handle; .* a retriever returns"):
+        chat.invoke(QUESTION, memories=[Document(page_content="Some text.")])

@@ -69,7 +69,10 @@ class InferScaleStore(BaseStore):
         ttl: TTLConfig | None = None,
     ) -> None:
         if "service" not in dir(memory) or asyncio.iscoroutinefunction(getattr(memory, "add", None)):
-            raise ConfigError(f"memory={memory!r} is no InferScaleMemory; give one (its async twin does not fit here).")
+            raise ConfigError(
+                f"memory={memory!r} is no InferScaleMemory; give one. In async apps, too: its store has aput, aget, "
+                "asearch, adelete and alist_namespaces, which do not block the loop."
+            )
         items.check_ttl((ttl or {}).get("default_ttl"))
         self._memory = memory
         self._owners = Owners(namespace)

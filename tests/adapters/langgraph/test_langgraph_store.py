@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
 from langgraph_helpers import PATIENCE, QUESTION, prompt_of
 
-from inferscale_mem import ChatInferScale, InferScaleMemory, InferScaleStore
+from inferscale_mem import AsyncInferScaleMemory, ChatInferScale, InferScaleMemory, InferScaleStore
 from inferscale_mem.adapters.langgraph.alarm import Alarm
 from inferscale_mem.adapters.langgraph.items import MemoryItem
 from inferscale_mem.adapters.mem0 import store_items
@@ -106,8 +106,9 @@ def test_namespaces_that_do_not_fit_are_refused(store: InferScaleStore, memory: 
             store.put(namespace, "k", {"content": "x"})
     with pytest.raises(ConfigError, match="names no owner"):
         InferScaleStore(memory, namespace=("memories",))
-    with pytest.raises(ConfigError, match="no InferScaleMemory"):
-        InferScaleStore(5)
+    for wrong in (5, AsyncInferScaleMemory):
+        with pytest.raises(ConfigError, match=r"no InferScaleMemory; give one\. In async apps, too: .*asearch"):
+            InferScaleStore(wrong)
     with pytest.raises(InputError, match="not JSON"):
         store.put(HOME, "k", {"content": object()})
 
