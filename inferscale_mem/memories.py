@@ -10,7 +10,7 @@ from inferscale_mem.errors import HandleError, InputError
 
 
 def read_memories(memories: Any, name: str = "memories=") -> tuple[str, ...]:
-    """Handles out of a search's answer, or a list of its results, of a store's items, a retriever's documents or handles.
+    """Handles out of a search's answer, or a list of its results, a store's items, a retriever's documents or handles.
 
     Args:
         memories: one of these; None stands for none.
