@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferscale_mem.config import EngineConfig, InferScaleConfig
@@ -43,27 +44,34 @@ def open_engine(config: InferScaleConfig, key: bytes | None = None) -> Engine:
         MissingDependencyError: the engine's package is not installed.
         ModelError, EngineError: see ``VllmEngine`` and ``TransformersEngine``.
     """
+    named: Any
+    model: str | Callable[[], str]
+    if config.engine.kind == "server":  # asked first: finding the model may mean to convert or download it
+        named, model = (config.model, config.home), functools.partial(resolve_model, config)
+    else:
+        named = model = resolve_model(config)
     # A forked process has a copy of this table, but none of the threads that engines live by.
-    identity = (resolve_model(config), config.engine, hashlib.sha256(key or b"").digest(), os.getpid())
+    identity = (named, config.engine, hashlib.sha256(key or b"").digest(), os.getpid())
     with _lock:
         shared = _open.get(identity)
         if shared is None or getattr(shared.engine, "dead", False):
-            shared = _open[identity] = _Shared(_start(identity[0], config.engine, key), identity)
+            shared = _open[identity] = _Shared(_start(model, config.engine, key), identity)
         shared.users += 1
         return SharedEngine(shared)
 
 
-def _start(model: str, config: EngineConfig, key: bytes | None) -> Engine:
+def _start(model: str | Callable[[], str], config: EngineConfig, key: bytes | None) -> Engine:
     logger.info("Loading the engine's libraries")
     try:
-        if config.kind == "transformers":
-            from inferscale_mem.engines.transformers_embedded import TransformersEngine
-
-            return TransformersEngine(model, config, key)
         if config.kind == "server":
             from inferscale_mem.engines.vllm_server import VllmServerEngine
 
             return VllmServerEngine(model, config, key)
+        assert isinstance(model, str)
+        if config.kind == "transformers":
+            from inferscale_mem.engines.transformers_embedded import TransformersEngine
+
+            return TransformersEngine(model, config, key)
         from inferscale_mem.engines.vllm_local import VllmEngine
 
         return VllmEngine(model, config, key)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -36,7 +36,8 @@ class VllmServerEngine(RequestEngine):
     """``protocols.Engine`` over HTTP. Requests that did not get through are sent again, later and later.
 
     Args:
-        model: of the tokenizer: a local folder or Hugging Face id; must be the one that the server serves.
+        model: of the tokenizer: a local folder or Hugging Face id; must be the one that the server serves. Or what
+            finds it, which may take long: called once the server has answered.
         config: ``base_url``, ``api_key``, ``timeout`` and ``retries`` are looked at, and ``connector``.
         key: signs handles and orders; must be the server's.
 
@@ -47,30 +48,32 @@ class VllmServerEngine(RequestEngine):
         EngineError: one without the connector does.
     """
 
-    def __init__(self, model: str, config: EngineConfig, key: bytes | None = None) -> None:
+    def __init__(self, model: str | Callable[[], str], config: EngineConfig, key: bytes | None = None) -> None:
         super().__init__("inferscale-server")
         self._requests = Requests(self._run, key)
         self._config, self._key = config, key
         self._base = remote.base_of(str(config.base_url))
         try:
+            nonce = secrets.token_hex(remote.MIN_NONCE)
+            found = self._submit(self._start(nonce)).result()
+            model = model() if callable(model) else model
             self._tokenizer = load_tokenizer(model)
-            self._submit(self._start(model)).result()
+            self._check(found, model, nonce)
         except BaseException:
             self.close()
             raise
 
-    async def _start(self, model: str) -> None:
+    async def _start(self, nonce: str) -> remote.ServerInfo:
         headers = {"authorization": f"Bearer {self._config.api_key}"} if self._config.api_key else {}
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
         timeout = httpx.Timeout(self._config.timeout)
         self._http = httpx.AsyncClient(base_url=self._base, headers=headers, limits=limits, timeout=timeout)
-        nonce = secrets.token_hex(remote.MIN_NONCE)
         found = remote.ServerInfo.from_json(await self._get(f"{remote.PREFIX}/info?nonce={nonce}"))
-        self._check(found, model, nonce)
         self._vocab_size = found.vocab_size
         self._info = found.engine
         if not self._config.connector:
             self._info = dataclasses.replace(found.engine, connector=False)
+        return found
 
     def _check(self, found: remote.ServerInfo, model: str, nonce: str) -> None:
         if found.tokenizer != self._tokenizer.digest:

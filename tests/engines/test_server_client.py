@@ -7,17 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import tiny_models
 
-from inferscale_mem import remote
+from inferscale_mem import ChatInferScale, engines, remote
 from inferscale_mem.config import EngineConfig, InferScaleConfig
 from inferscale_mem.engines import open_engine, vllm_server
 from inferscale_mem.engines.vllm_server import VllmServerEngine
-from inferscale_mem.errors import ConfigError, EngineClosedError, EngineError, InputError, ModelError
+from inferscale_mem.errors import ConfigError, EngineAwayError, EngineClosedError, EngineError, InputError, ModelError
 from inferscale_mem.tokenizer import load_tokenizer
 from inferscale_mem.types import Chunk, EngineInfo, PromptPlan, Sampling, Segment
 
@@ -145,6 +146,35 @@ def test_nobody_there(path: str) -> None:
     config = EngineConfig(base_url="http://127.0.0.1:9/v1", retries=0)
     with pytest.raises(EngineError, match="No server at"):
         open_engine(InferScaleConfig(model=path, engine=config), KEY)
+
+
+def test_nobody_there_is_known_before_a_model_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(config: InferScaleConfig) -> str:
+        raise AssertionError("the model was looked for first")
+
+    monkeypatch.setattr(engines, "resolve_model", resolve)
+    config = EngineConfig(base_url="http://127.0.0.1:9/v1", retries=0)
+    with pytest.raises(EngineAwayError, match="No server at"):
+        open_engine(InferScaleConfig(home=tmp_path, engine=config), KEY)
+    with pytest.raises(EngineAwayError, match="No server at"):
+        ChatInferScale(config=InferScaleConfig(home=tmp_path, engine=config)).invoke("hi")
+
+
+def test_the_model_is_looked_for_once_the_server_has_answered(
+    fake: Fake, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def resolve(config: InferScaleConfig) -> str:
+        asked.append(len(fake.asked))
+        return path
+
+    monkeypatch.setattr(engines, "resolve_model", resolve)
+    config = InferScaleConfig(home=tmp_path, engine=EngineConfig(base_url=fake.url))  # type: ignore[attr-defined]
+    one, other = open_engine(config, KEY), open_engine(config, KEY)
+    assert asked == [1] and one.tokenizer is other.tokenizer
+    one.close()
+    other.close()
 
 
 def test_an_answer_in_pieces(fake: Fake, path: str) -> None:
