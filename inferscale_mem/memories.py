@@ -35,6 +35,11 @@ def _handle(item: Any, name: str) -> str:
         text = item.get("memory")
     else:  # a store's item, a retriever's document, or a handle
         text = getattr(item, "handle", getattr(item, "page_content", item))
+    if text is None and hasattr(item, "namespace"):
+        raise HandleError(
+            f"{name} holds the item {_short(getattr(item, 'key', None))}, which was put with index=False, so it "
+            "has no handle; leave it out (its hit's handle is None), or put it without index=False."
+        )
     try:
         handles.split(text if isinstance(text, str) else "")
     except HandleError as error:

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from langgraph.store.base import Item, SearchItem, get_text_at_path, tokenize_path
 
-from inferscale_mem.adapters.mem0.store_items import CREATED, EXPIRES, INDEXED, KEY, NAMESPACE, TTL, VALUE
+from inferscale_mem.adapters.mem0.store_items import CREATED, EXPIRES, INDEXED, KEPT_ONLY, KEY, NAMESPACE, TTL, VALUE
 from inferscale_mem.errors import InputError
 from inferscale_mem.types import Fact
 
@@ -22,11 +22,11 @@ TEXT_FIELDS = ("content", "text", "memory", "data")
 
 
 class MemoryItem(SearchItem):
-    """A hit, with the handle that stands for it in a prompt."""
+    """A hit, with the handle that stands for it in a prompt; None for an item that was put with ``index=False``."""
 
     __slots__ = ("handle",)
 
-    def __init__(self, *, handle: str, **rest: Any) -> None:
+    def __init__(self, *, handle: str | None, **rest: Any) -> None:
         super().__init__(**rest)
         self.handle = handle
 
@@ -68,7 +68,12 @@ class Row:
             updated_at=self.updated_at,
         )
 
-    def hit(self, handle: str, score: float | None) -> MemoryItem:
+    @property
+    def kept_only(self) -> bool:
+        """Whether it was put with ``index=False``: its fact's text stands for nothing that is to be read."""
+        return bool(self.fact.metadata.get(KEPT_ONLY, False))
+
+    def hit(self, handle: str | None, score: float | None) -> MemoryItem:
         """As ``search`` gives it."""
         item = self.item()
         return MemoryItem(
@@ -127,6 +132,7 @@ def metadata_of(
     ttl: float | None,
     expires_at: float | None,
     indexed: bool,
+    kept_only: bool,
 ) -> dict[str, Any]:
     """A fact's metadata for this item.
 
@@ -141,6 +147,7 @@ def metadata_of(
         VALUE: written,
         CREATED: created_at.isoformat(),
         INDEXED: indexed,
+        **({KEPT_ONLY: True} if kept_only else {}),
     }
     return told if ttl is None else {**told, TTL: ttl, EXPIRES: expires_at}
 

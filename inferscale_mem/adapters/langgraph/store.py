@@ -27,10 +27,13 @@ from inferscale_mem.adapters.langgraph.alarm import Alarm
 from inferscale_mem.adapters.langgraph.items import Namespace, Row
 from inferscale_mem.adapters.langgraph.owners import Owners
 from inferscale_mem.adapters.mem0 import store_items
-from inferscale_mem.errors import ConfigError, InputError
+from inferscale_mem.errors import ConfigError, FactError, InputError
 from inferscale_mem.types import Fact, Scope
 
 logger = logging.getLogger(__name__)
+
+KEPT = "An item that is kept, and not read."
+"""Text of the fact that holds an item which was put with ``index=False``."""
 
 AGAIN_S = 60.0
 """Seconds after which a sweep that failed is tried again."""
@@ -126,7 +129,8 @@ class InferScaleStore(BaseStore):
         found = scored[op.offset : op.offset + op.limit]
         if op.refresh_ttl:
             self._renew(row for row, _ in found)
-        return [row.hit(self._memory.service.handle(row.fact), score) for row, score in found]
+        handle = self._memory.service.handle
+        return [row.hit(None if row.kept_only else handle(row.fact), score) for row, score in found]
 
     def _scores(self, query: str, rows: Sequence[Row]) -> dict[str, float]:
         """Similarity of each fact to the query, owner by owner."""
@@ -183,14 +187,28 @@ class InferScaleStore(BaseStore):
         value, written = items.value_of(op.key, op.value)
         ttl = items.check_ttl(op.ttl)
         fields = self._fields if op.index is None or op.index is False else items.check_fields(op.index)
-        text = items.text_of(value, fields).strip()
+        kept_only = op.index is False
+        text = "" if kept_only else items.text_of(value, fields).strip()
         ends = None if ttl is None else time.time() + 60 * ttl
-        indexed = op.index is not False and bool(text)
         told = items.metadata_of(
-            op.namespace, op.key, written, created_at=created_at, ttl=ttl, expires_at=ends, indexed=indexed
+            op.namespace,
+            op.key,
+            written,
+            created_at=created_at,
+            ttl=ttl,
+            expires_at=ends,
+            indexed=bool(text),
+            kept_only=kept_only,
         )
-        said = [{"role": "user", "content": text or op.key}]
-        if not self._memory.add(said, infer=False, metadata=told, **scope.owners)["results"]:
+        said = [{"role": "user", "content": KEPT if kept_only else text or op.key}]
+        try:
+            added = self._memory.add(said, infer=False, metadata=told, **scope.owners)["results"]
+        except FactError as error:
+            raise FactError(
+                f"The item {op.key!r} of {op.namespace!r} cannot be read by the model: {error} Or name the parts of it "
+                "that are to be read, with index=['field'], or none: index=False keeps it, whatever its size."
+            ) from error
+        if not added:
             raise InputError(f"The value of {op.key!r} has nothing in it to remember but handles.")
         if ends is not None:
             self._alarm.set(ends)

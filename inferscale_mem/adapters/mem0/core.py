@@ -194,7 +194,7 @@ class Core:
                 # The facts are gone from the index, so no handle leads to them here; a server that is only out of
                 # reach still knows their handles.
                 logger.warning("The records of %d facts are dropped when the engine is back: %s", len(gone), error)
-        if new:
+        if new := [fact for fact in new if not store_items.is_kept_only(fact.metadata)]:
             service.announce(new)
             # Encoding takes the processors from the caller, who still has a line of history to write.
             self.gate.afterwards(lambda: service.recorder.add(new))
@@ -271,7 +271,7 @@ class Core:
             InputError: the format is neither "handle" nor "text".
         """
         check_format(memory_format)
-        hits = within(scope, results["results"])
+        hits = [hit for hit in within(scope, results["results"]) if not store_items.is_kept_only(hit.get("metadata"))]
         handed_out = []
         for hit in hits if memory_format == "handle" else []:
             fact = fact_of_hit(hit)

@@ -13,6 +13,7 @@ from typing import Any
 
 from inferscale_mem.adapters.mem0.facts import age, expired, expiry, fact_of
 from inferscale_mem.adapters.mem0.listing import rows
+from inferscale_mem.adapters.mem0.store_items import is_kept_only
 from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.adapters.mem0.vectors import VectorTable
 from inferscale_mem.types import Fact, Scope
@@ -32,6 +33,11 @@ class _Entry:
     @property
     def live(self) -> bool:
         return not expired(self.last_day)
+
+    @property
+    def telling(self) -> bool:
+        """Whether it may be context of other facts."""
+        return self.live and not is_kept_only(self.fact.metadata)
 
 
 @dataclass
@@ -118,7 +124,7 @@ class VectorIndex:
         self.load()
         with self._lock:
             group = self._groups.get(fact.scope.key)
-            older = [e for e in group.entries.values() if e.age < age(fact) and e.live] if group else []
+            older = [e for e in group.entries.values() if e.age < age(fact) and e.telling] if group else []
         return [entry.fact for entry in heapq.nlargest(m, older, key=lambda entry: entry.age)]
 
     def nearest(self, fact: Fact, m: int, below: float = math.inf) -> list[Fact]:
@@ -284,11 +290,11 @@ class VectorIndex:
 
 
 def _older(group: _Group, fact: Fact) -> Iterator[tuple[_Entry, float]]:
-    """Live facts older than this one, and their cosine similarity to it, most similar first; none without a vector."""
+    """Context of a fact: older ones and their cosine similarity, most similar first; none without a vector."""
     if fact.id not in group.vectors:
         return
     limit = age(fact)
     for fact_id, similarity in group.vectors.ranked(group.vectors.get(fact.id)):
         entry = group.entries[fact_id]
-        if entry.age < limit and entry.live:
+        if entry.age < limit and entry.telling:
             yield entry, similarity

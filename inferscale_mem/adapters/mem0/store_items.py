@@ -13,8 +13,8 @@ from typing import Any
 from inferscale_mem.errors import InputError
 from inferscale_mem.types import Fact
 
-NAMESPACE, KEY, VALUE, CREATED, TTL, EXPIRES, INDEXED = MARKS = tuple(
-    f"store_{name}" for name in ("namespace", "key", "value", "created_at", "ttl", "expires_at", "indexed")
+NAMESPACE, KEY, VALUE, CREATED, TTL, EXPIRES, INDEXED, KEPT_ONLY = MARKS = tuple(
+    f"store_{name}" for name in ("namespace", "key", "value", "created_at", "ttl", "expires_at", "indexed", "kept_only")
 )
 """Keys of an item's metadata. Nothing is an item without the first."""
 
@@ -44,6 +44,11 @@ def set_end(memory: Any, fact_id: str, at: float) -> bool:
     """
     with memory._open_core():
         return bool(memory.vector_store.note(fact_id, {EXPIRES: at}))
+
+
+def is_kept_only(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether this is an item that is kept and never read: no context of other facts, and no search hands it out."""
+    return metadata is not None and NAMESPACE in metadata and metadata.get(KEPT_ONLY) is True
 
 
 def check_add(metadata: Mapping[str, Any]) -> None:

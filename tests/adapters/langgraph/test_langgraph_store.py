@@ -18,8 +18,9 @@ from langgraph_helpers import PATIENCE, QUESTION, prompt_of
 from inferscale_mem import AsyncInferScaleMemory, ChatInferScale, InferScaleMemory, InferScaleStore
 from inferscale_mem.adapters.langgraph.alarm import Alarm
 from inferscale_mem.adapters.langgraph.items import MemoryItem
+from inferscale_mem.adapters.langgraph.store import KEPT
 from inferscale_mem.adapters.mem0 import store_items
-from inferscale_mem.errors import ConfigError, InputError
+from inferscale_mem.errors import ConfigError, FactError, HandleError, InputError
 from inferscale_mem.testing import FakeEngine
 
 HOME = ("memories", "alice")
@@ -77,6 +78,34 @@ async def test_search_finds_by_meaning_and_hits_carry_handles(store: InferScaleS
     assert len(store.search(HOME, limit=2, offset=3)) == 1
     with pytest.raises(InputError, match="operator"):
         store.search(HOME, filter={"content": {"$in": []}})
+
+
+def test_items_put_with_index_false_are_kept_whatever_their_size_and_never_read(
+    store: InferScaleStore, memory: InferScaleMemory, engine: FakeEngine
+) -> None:
+    value = {"content": "word " * 6000}
+    with pytest.raises(
+        FactError, match=r"'big' of \('memories', 'alice'\).*30\d* tokens.*index=\['field'\].*index=False"
+    ):
+        store.put(HOME, "big", value)
+    assert store.get(HOME, "big") is None
+    store.put(HOME, "part", {**value, "title": "Words."}, index=["title"])
+    store.put(HOME, "big", value, index=False)
+    store.put(HOME, " ", {"content": "Likes tea."}, index=False)
+    assert memory.service.wait(PATIENCE)
+    read = "".join(engine.tokenizer.decode(plan.token_ids) for plan in engine.encodes)
+    assert "Words." in read and "word word" not in read and KEPT not in read
+    item = store.get(HOME, "big")
+    assert item is not None and item.value == value
+    [hit] = store.search(HOME, filter={"content": value["content"], "title": None})
+    assert isinstance(hit, MemoryItem) and hit.handle is None and hit.value == value
+    assert [found.key for found in store.search(HOME, query="word", limit=10)] == ["part"]
+    found = memory.search("An item that is kept", filters={"user_id": "alice"}, threshold=0.0)["results"]
+    assert [memory.resolve(found["memory"]) for found in found] == ["Words."]
+    with pytest.raises(HandleError, match="'big', which was put with index=False"):
+        ChatInferScale(memory=memory).invoke("Hello.", memories=[hit])
+    store.put(HOME, "big", {"content": "Likes coffee."})
+    assert "Likes coffee." in texts(memory)
 
 
 def test_hits_are_memories_of_a_chat_model(
