@@ -20,7 +20,7 @@ from small_index import SmallIndex
 from inferscale_mem.adapters.langchain import ChatInferScale
 from inferscale_mem.adapters.langchain.binding import ChatBinding
 from inferscale_mem.config import EncodingConfig
-from inferscale_mem.errors import HandleError
+from inferscale_mem.errors import ConfigError, HandleError, InputError
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.service import MemoryService
 from inferscale_mem.testing import FakeEngine
@@ -193,3 +193,17 @@ def test_documents_of_a_retriever_are_memories(chat: ChatInferScale, engine: Fak
     assert served(engine)
     with pytest.raises(HandleError, match=r"'Some text\.'.* no handle; .* a retriever returns"):
         chat.invoke(QUESTION, memories=[Document(page_content="Some text.")])
+
+
+def test_max_completion_tokens_is_max_tokens(service: MemoryService, chat: ChatInferScale, engine: FakeEngine) -> None:
+    made = ChatInferScale(service=service, max_completion_tokens=7)  # type: ignore[call-arg]
+    assert made.max_tokens == 7
+    made.invoke(QUESTION)
+    assert engine.requests[-1][1].max_tokens == 7
+    for asked in (chat, chat.bind(seed=1)):
+        asked.invoke(QUESTION, max_completion_tokens=3, max_tokens=None)
+        assert engine.requests[-1][1].max_tokens == 3
+    with pytest.raises(InputError, match="give one of them"):
+        chat.invoke(QUESTION, max_tokens=3, max_completion_tokens=4)
+    with pytest.raises(ConfigError, match="give one of them"):
+        ChatInferScale(service=service, max_tokens=3, max_completion_tokens=4)  # type: ignore[call-arg]

@@ -9,7 +9,13 @@ from typing import Any, Self
 from langchain_core.language_models import BaseChatModel, ModelProfile
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from inferscale_mem.adapters.langchain.options import PLACING_FIELDS, SAMPLING_FIELDS, read_sampling, read_scope
+from inferscale_mem.adapters.langchain.options import (
+    PLACING_FIELDS,
+    SAMPLING_FIELDS,
+    read_sampling,
+    read_scope,
+    with_max_tokens,
+)
 from inferscale_mem.adapters.langchain.source import WAYS, Holder, check_source, hold, read_settings, service_of
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.errors import ConfigError, InputError
@@ -43,6 +49,7 @@ class ChatFields(BaseChatModel):
     """Further settings of the engine to open, as InferScaleConfig has them."""
 
     max_tokens: int | None = None
+    """Most tokens of an answer; ``max_completion_tokens``, as others call it, is taken too, here and in calls."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -76,6 +83,14 @@ class ChatFields(BaseChatModel):
     _held: Holder | None = PrivateAttr(default=None)
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_max_tokens(cls, values: Any) -> Any:
+        try:
+            return with_max_tokens(values) if isinstance(values, Mapping) else values
+        except InputError as error:
+            raise ConfigError(str(error)) from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -82,6 +82,7 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: S
         ScopeError: an owner that names nobody.
         HandleError: ``memories`` holds something that is no handle.
     """
+    call = with_max_tokens(call)
     unknown = sorted(set(call) - set(CALL_OPTIONS))
     if unknown:
         raise InputError(f"{unknown[0]!r} is not an option of a call; known are: {', '.join(CALL_OPTIONS)}.")
@@ -99,6 +100,21 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: S
         calling,
         **_read_placing({**defaults, **{name: value for name, value in call.items() if value is not None}}),
     )
+
+
+def with_max_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with ``max_tokens`` under its own name; others call it ``max_completion_tokens``.
+
+    Raises:
+        InputError: both names with different numbers.
+    """
+    told = dict(values)
+    other = told.pop("max_completion_tokens", None)
+    if other is None:
+        return told
+    if told.get("max_tokens") not in (None, other):
+        raise InputError(f"max_tokens={told['max_tokens']!r} and max_completion_tokens={other!r}: give one of them.")
+    return {**told, "max_tokens": other}
 
 
 def _read_placing(values: Mapping[str, Any]) -> dict[str, Any]:
