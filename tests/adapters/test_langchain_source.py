@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,36 @@ def test_what_is_given_about_a_server_reaches_the_one_that_is_named_elsewhere(mo
     assert opened() == (None, None, plain.timeout, plain.retries), "about a server, and there is none"
     monkeypatch.setenv("INFERSCALE_BASE_URL", url)
     assert opened() == (url, "k-1", 7.0, 0)
+
+
+def test_a_model_may_be_forgotten_while_another_ones_engine_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the garbage collector closes its engine from within the opening."""
+    closed = threading.Event()
+    forgotten: list[ChatInferScale] = []
+
+    class Closing(FakeEngine):
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    def start(model: Any, config: EngineConfig, key: bytes | None) -> FakeEngine:
+        if not forgotten:
+            return Closing("First.")
+        forgotten.clear()
+        gc.collect()
+        return FakeEngine("Second.")
+
+    monkeypatch.setattr("inferscale_mem.engines._start", start)
+    first = ChatInferScale(base_url="http://somewhere:1/v1")
+    assert first.invoke("Hello").content == "First."
+    forgotten.append(first)
+    del first
+    answers: list[Any] = []
+    second = ChatInferScale(base_url="http://somewhere:2/v1")
+    asking = threading.Thread(target=lambda: answers.append(second.invoke("Hello").content), daemon=True)
+    asking.start()
+    asking.join(20)
+    assert answers == ["Second."] and closed.wait(20) and not forgotten
 
 
 def test_the_profile_of_a_memory_is_known_from_its_engines_start() -> None:

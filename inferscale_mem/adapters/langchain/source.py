@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Mapping
@@ -82,9 +83,24 @@ class _Opened:
     """An engine that was opened for chat models, and their service; both end with the last of them."""
 
     def __init__(self, settings: InferScaleConfig) -> None:
-        engine = open_engine(settings, load_key(settings))
-        weakref.finalize(self, engine.close)
-        self.detached = Detached(engine)
+        self.engine = open_engine(settings, load_key(settings))
+        weakref.finalize(self, _close_apart, self.engine).atexit = False
+        self.detached = Detached(self.engine)
+
+
+def _close_apart(engine: Engine) -> None:
+    """Close an engine that nothing refers to any more, in a thread of its own.
+
+    The garbage collector finds that out wherever it happens to run: while an engine is being opened, too, in the thread
+    that does that, and so holds the lock that closing one needs.
+    """
+    threading.Thread(target=engine.close, name="inferscale-close").start()
+
+
+@atexit.register
+def _close_opened() -> None:
+    for opened in list(_opened.values()):
+        opened.engine.close()
 
 
 _lock = threading.Lock()
