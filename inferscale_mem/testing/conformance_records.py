@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 from inferscale_mem.errors import InputError
@@ -24,6 +25,8 @@ from inferscale_mem.types import EncodePlan, PromptPlan, Scope
 
 FACT_TOKENS = 64
 """A multiple of any page size, so that budgets can be given in facts."""
+GIVEN_UP_S = 10.0
+"""Seconds until an engine must have let go of what a request held that was given up."""
 FAKE_HANDLE = "ism1.0123456789abcdef.0123456789abcdef"
 
 
@@ -218,12 +221,16 @@ class RecordConformance:
         report = scene.encode([huge], header=False)
         assert report.encoded == () and report.refused[huge.record]
         assert scene.ask(scene.plan([d], header=False)).report.facts_injected == 1
-        # What is done, or was given up, holds on to nothing.
+        # What is done, or was given up, holds on to nothing; an engine that is far away hears of it a little later.
         assert scene.encode([e], context=[d], header=False).based_on == (d.record,)
         chunks = iter(engine.generate(scene.plan([d], header=False), dataclasses.replace(FIRST_TOKEN, max_tokens=20)))
         next(chunks)
         chunks.close()  # type: ignore[attr-defined]
-        assert scene.encode(more, header=False).encoded == tuple(memory.record for memory in more)
+        made: tuple[str, ...] = ()
+        deadline = time.monotonic() + GIVEN_UP_S
+        while made != tuple(memory.record for memory in more) and time.monotonic() < deadline:
+            made = scene.encode(more, header=False).encoded
+        assert made == tuple(memory.record for memory in more)
 
     def test_without_records_memories_are_text_and_everyone_can_see_it(
         self, make_engine: Callable[..., Engine]
