@@ -59,3 +59,4 @@ def make_engine(path: str, server: LiveServer, engine: Engine) -> Iterator[Calla
 class TestVllmServerEngine(EngineConformance, ScorerConformance):
     exact_tolerance = 1e-3
     batch_tolerance = 1e-4
+    given_up_s = 10.0

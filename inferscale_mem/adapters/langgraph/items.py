@@ -11,7 +11,17 @@ from typing import Any, TypeGuard
 
 from langgraph.store.base import Item, SearchItem, get_text_at_path, tokenize_path
 
-from inferscale_mem.adapters.mem0.store_items import CREATED, EXPIRES, INDEXED, KEPT_ONLY, KEY, NAMESPACE, TTL, VALUE
+from inferscale_mem.adapters.mem0.store_items import (
+    CREATED,
+    EXPIRES,
+    INDEXED,
+    KEPT_ONLY,
+    KEY,
+    NAMESPACE,
+    TTL,
+    VALUE,
+    is_kept_only,
+)
 from inferscale_mem.errors import InputError
 from inferscale_mem.types import Fact
 
@@ -71,7 +81,7 @@ class Row:
     @property
     def kept_only(self) -> bool:
         """Whether it was put with ``index=False``: its fact's text stands for nothing that is to be read."""
-        return bool(self.fact.metadata.get(KEPT_ONLY, False))
+        return is_kept_only(self.fact.metadata)
 
     def hit(self, handle: str | None, score: float | None) -> MemoryItem:
         """As ``search`` gives it."""

@@ -99,7 +99,7 @@ class ResidentRows:
 
 
 def _copied(value: Any) -> Any:
-    """As ``copy.deepcopy``, in a tenth of the time for what payloads hold: most of a search's own work is copying."""
+    """As ``copy.deepcopy``, and several times as fast for what payloads hold; a search copies four times its hits."""
     if type(value) is dict:
         return {name: inner if type(inner) in _UNCHANGING else _copied(inner) for name, inner in value.items()}
     return copy.deepcopy(value)
