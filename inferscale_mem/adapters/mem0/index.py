@@ -85,7 +85,7 @@ class VectorIndex:
         self._entries: dict[str, _Entry] = {}
         self._by_handle: dict[str, str] = {}
         self._groups: dict[str, _Group] = {}
-        self._mortal: set[str] = set()
+        self._ends: dict[date, set[str]] = {}  # ids of facts by the last day of theirs, until that has been swept
 
     # protocols.FactIndex
 
@@ -191,7 +191,7 @@ class VectorIndex:
             if (row := known if vector is None else vector) is not None:
                 group.vectors.set(fact_id, row)
             if entry.last_day is not None:
-                self._mortal.add(fact_id)
+                self._ends.setdefault(entry.last_day, set()).add(fact_id)
             same = before is not None and before.revision == fact.revision
             return (fact if entry.live else None), (None if same else before)
 
@@ -206,7 +206,7 @@ class VectorIndex:
         self.load()
         with self._lock:
             gone = [entry.fact for entry in self._entries.values()]
-            for known in (self._entries, self._by_handle, self._groups, self._mortal):
+            for known in (self._entries, self._by_handle, self._groups, self._ends):
                 known.clear()
             return gone
 
@@ -225,9 +225,8 @@ class VectorIndex:
     def sweep(self) -> list[Fact]:
         """Facts that have expired since the last call."""
         with self._lock:
-            gone = [fact_id for fact_id in self._mortal if not self._entries[fact_id].live]
-            self._mortal.difference_update(gone)
-            return [self._entries[fact_id].fact for fact_id in gone]
+            over = [self._ends.pop(day) for day in sorted(day for day in self._ends if expired(day))]
+            return [self._entries[fact_id].fact for ids in over for fact_id in ids]
 
     def learn(self, fact: Fact) -> None:
         """A fact was seen in a search result. In a shared store somebody else may have written it."""
@@ -254,7 +253,8 @@ class VectorIndex:
         if entry is None:
             return None
         self._by_handle.pop(entry.handle_id, None)
-        self._mortal.discard(fact_id)
+        if entry.last_day is not None:
+            self._ends.get(entry.last_day, set()).discard(fact_id)
         group = self._groups[entry.fact.scope.key]
         group.entries.pop(fact_id, None)
         group.vectors.remove(fact_id)

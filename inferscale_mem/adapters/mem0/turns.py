@@ -41,6 +41,7 @@ class TurnLog:
         self._db.execute("PRAGMA synchronous=NORMAL")
         owners = ", ".join(f"{name} TEXT" for name in OWNER_FIELDS)
         self._db.execute(f"CREATE TABLE IF NOT EXISTS turns (seq INTEGER PRIMARY KEY, said REAL, text TEXT, {owners})")
+        self._db.execute(f"CREATE INDEX IF NOT EXISTS turns_of ON turns ({', '.join(OWNER_FIELDS)}, seq)")
         self._db.execute("CREATE TABLE IF NOT EXISTS used (scope TEXT PRIMARY KEY, at REAL)")
         self._used: dict[str, float] = dict(self._db.execute("SELECT scope, at FROM used"))
 
@@ -54,8 +55,8 @@ class TurnLog:
             self._db.execute("BEGIN")
             self._db.executemany("INSERT INTO turns (said, text, user_id, agent_id, run_id) VALUES (?,?,?,?,?)", rows)
             self._db.execute(
-                f"DELETE FROM turns WHERE {where} AND seq NOT IN "
-                f"(SELECT seq FROM turns WHERE {where} ORDER BY seq DESC LIMIT {KEPT})",
+                f"DELETE FROM turns WHERE {where} AND seq <= "
+                f"(SELECT seq FROM turns WHERE {where} ORDER BY seq DESC LIMIT 1 OFFSET {KEPT})",
                 [*values, *values],
             )
 
