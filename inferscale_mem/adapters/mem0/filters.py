@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from qdrant_client.local.payload_filters import check_filter
-from qdrant_client.local.payload_value_extractor import value_by_key
 from qdrant_client.models import FieldCondition, Filter, MatchValue
 
 from inferscale_mem.types import OWNER_FIELDS
@@ -49,7 +48,8 @@ class Wanted:
 def owners_of(payload: dict[str, Any]) -> Iterator[Owner]:
     """Each owner that a filter can find this row by: a list is found by each of its items."""
     for name in OWNER_FIELDS:
-        for value in value_by_key(payload, name) or []:
+        found = payload.get(name)
+        for value in found if isinstance(found, list) else [found]:
             if isinstance(value, str):
                 yield name, value
 

@@ -93,7 +93,7 @@ class ResidentRows:
         admitted = ((at, score) for at, score in ranked if wanted.admits(at, self._payloads[at]))
         # Copied: Mem0 changes the payloads that it is given.
         return [
-            ScoredPoint(id=at, version=0, score=score, payload=_copied(self._payloads[at]))
+            ScoredPoint.model_construct(id=at, version=0, score=score, payload=_copied(self._payloads[at]))
             for at, score in islice(admitted, limit)
         ]
 

@@ -260,8 +260,8 @@ class ResidentQdrant(Qdrant):  # type: ignore[misc]  # Mem0 ships no types
             return
         found = self.client.retrieve(self.collection_name, written, with_payload=True, with_vectors=True)
         with self._lock:
-            for row_id in written:
-                rows.remove(normalize_point_id(row_id))
+            for row_id in {normalize_point_id(row_id) for row_id in written} - {point.id for point in found}:
+                rows.remove(row_id)
             for point in found:
                 rows.put(point)
 
