@@ -207,3 +207,13 @@ def test_max_completion_tokens_is_max_tokens(service: MemoryService, chat: ChatI
         chat.invoke(QUESTION, max_tokens=3, max_completion_tokens=4)
     with pytest.raises(ConfigError, match="give one of them"):
         ChatInferScale(service=service, max_tokens=3, max_completion_tokens=4)  # type: ignore[call-arg]
+
+
+def test_options_may_have_the_names_of_other_providers(service: MemoryService, engine: FakeEngine) -> None:
+    made = ChatInferScale(base_url="http://localhost:1/v1", model_name="a", stop_sequences=["b"], request_timeout=5)  # type: ignore[call-arg]
+    assert (made.model, made.stop, made.timeout) == ("a", ["b"], 5)
+    chat = ChatInferScale(service=service)
+    chat.invoke(QUESTION, stop_sequences=["c"], model_name=engine.info.model)
+    assert engine.requests[-1][1].stop == ("c",)
+    with pytest.raises(InputError, match="open another engine"):
+        chat.invoke(QUESTION, model_name="another")

@@ -12,9 +12,9 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from inferscale_mem.adapters.langchain.options import (
     PLACING_FIELDS,
     SAMPLING_FIELDS,
+    own_names,
     read_sampling,
     read_scope,
-    with_max_tokens,
 )
 from inferscale_mem.adapters.langchain.source import WAYS, Holder, check_source, hold, read_settings, service_of
 from inferscale_mem.config import InferScaleConfig
@@ -49,7 +49,8 @@ class ChatFields(BaseChatModel):
     """Further settings of the engine to open, as InferScaleConfig has them."""
 
     max_tokens: int | None = None
-    """Most tokens of an answer; ``max_completion_tokens``, as others call it, is taken too, here and in calls."""
+    """Most tokens of an answer. This and others may have the names of other providers, here and in calls: see
+    ``OTHER_NAMES``."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -86,9 +87,9 @@ class ChatFields(BaseChatModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_max_tokens(cls, values: Any) -> Any:
+    def _name_as_here(cls, values: Any) -> Any:
         try:
-            return with_max_tokens(values) if isinstance(values, Mapping) else values
+            return own_names(values) if isinstance(values, Mapping) else values
         except InputError as error:
             raise ConfigError(str(error)) from error
 

@@ -38,6 +38,13 @@ CALL_OPTIONS = (
     *("tools", "tool_choice", "parallel_tool_calls", "response_format"),
     *("model", "stream"),
 )
+OTHER_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "model_name": "model",
+    "request_timeout": "timeout",
+}
+"""What other providers' chat models call some options, and the names that these have here."""
 
 _LIMITS: dict[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
@@ -82,7 +89,7 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: S
         ScopeError: an owner that names nobody.
         HandleError: ``memories`` holds something that is no handle.
     """
-    call = with_max_tokens(call)
+    call = own_names(call)
     unknown = sorted(set(call) - set(CALL_OPTIONS))
     if unknown:
         raise InputError(f"{unknown[0]!r} is not an option of a call; known are: {', '.join(CALL_OPTIONS)}.")
@@ -102,19 +109,20 @@ def read_options(defaults: Mapping[str, Any], call: Mapping[str, Any], models: S
     )
 
 
-def with_max_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with ``max_tokens`` under its own name; others call it ``max_completion_tokens``.
+def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with every option under the name that it has here.
 
     Raises:
-        InputError: both names with different numbers.
+        InputError: one option under two names, with different values.
     """
     told = dict(values)
-    other = told.pop("max_completion_tokens", None)
-    if other is None:
-        return told
-    if told.get("max_tokens") not in (None, other):
-        raise InputError(f"max_tokens={told['max_tokens']!r} and max_completion_tokens={other!r}: give one of them.")
-    return {**told, "max_tokens": other}
+    for other, name in OTHER_NAMES.items():
+        value = told.pop(other, None)
+        if value is not None and told.get(name) not in (None, value):
+            raise InputError(f"{name}={told[name]!r} and {other}={value!r}: give one of them.")
+        if value is not None:
+            told[name] = value
+    return told
 
 
 def _read_placing(values: Mapping[str, Any]) -> dict[str, Any]:
