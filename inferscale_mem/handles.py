@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import re
@@ -43,11 +44,14 @@ _TEXTS, _SHORT = 64, 1 << 14
 _DIGITS = f"[{ALPHABET}]{{16}}"
 _LASTING = re.compile(rf"{VERSION}\.({_DIGITS})\.({_DIGITS})")
 _HANDLE = re.compile(rf"{VERSION}\.({_DIGITS})\.(?:([0-9]{{10}})\.)?({_DIGITS})")
-# A letter or digit next to it, or an underscore and one, makes it part of a longer word; an escape like \\n does not.
+# A letter or digit next to it, or an underscore and one, makes it part of a longer word; an escape like \\n does not,
+# nor another handle.
 _FOUND = re.compile(
-    r"(?:(?<![A-Za-z0-9])(?<![A-Za-z0-9]_)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4}))"
-    rf"{_HANDLE.pattern}(?!_?[A-Za-z0-9])"
+    r"(?:(?<![A-Za-z0-9])(?<![A-Za-z0-9]_)|(?<=\\[nrt])|(?<=\\u[0-9a-fA-F]{4})"
+    rf"|(?<=\.{_DIGITS})|(?<=\.{_DIGITS}_))"
+    rf"{_HANDLE.pattern}(?:(?=_?{VERSION}\.)|(?!_?[A-Za-z0-9]))"
 )
+_BROKEN = re.compile(rf"{VERSION}\.[A-Za-z0-9.]{{8,48}}")
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,17 @@ def find(text: str) -> list[Found]:
     if VERSION not in text:  # most texts; the pattern looks at every character
         return []
     return [*(_found if len(text) <= _SHORT else _found.__wrapped__)(text)]
+
+
+def find_broken(text: str) -> list[str]:
+    """What was a handle once, as it seems: cut off, mistyped, inside a longer word. No more of it than a handle has."""
+    if VERSION not in text:
+        return []
+    whole = find(text)
+    left = [
+        text[one.end : two.start] for one, two in itertools.pairwise([Found("", 0, 0), *whole, Found("", len(text), 0)])
+    ]
+    return [match.group().rstrip(".") for part in left for match in _BROKEN.finditer(part)]
 
 
 def strip(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferscale_mem import memory_block
 from inferscale_mem.chat_template import Chat, new_mark
-from inferscale_mem.handles import UNKNOWN, find, strip_given
+from inferscale_mem.handles import UNKNOWN, find, find_broken, strip_given
 from inferscale_mem.tool_template import Tools
 from inferscale_mem.types import Fact, Miss
 
@@ -18,6 +18,8 @@ HEADING = "Memories:\n"
 """Stands over the memory block where no handle in a system message marks its place."""
 
 ELSEWHERE = "stands in {}; handles are read from system messages and memories= only"
+
+BROKEN = "is not a whole handle: cut off, changed, or glued to letters; set handles apart by spaces or line breaks"
 
 SYSTEM = ("system",)
 """Roles of messages whose handles ask for something, unless the app says otherwise."""
@@ -33,13 +35,17 @@ def handles_of(chat: Chat, roles: Sequence[str]) -> list[str]:
 
 def handles_anywhere(chat: Chat) -> Iterator[str]:
     """Handles in all that a template may write of the messages, in order."""
-    for message in chat:
-        yield from _within({name: value for name, value in message.items() if name != "role"})
+    yield from (found.handle for message in chat for text in _texts_of(message) for found in find(text))
+
+
+def _texts_of(message: Mapping[str, Any]) -> Iterator[str]:
+    return _within({name: value for name, value in message.items() if name != "role"})
 
 
 def _within(value: Any) -> Iterator[str]:
+    """All texts in a value, in order, names included."""
     if isinstance(value, str):
-        yield from (found.handle for found in find(value))
+        yield value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _within(name)
@@ -51,7 +57,7 @@ def _within(value: Any) -> Iterator[str]:
 
 def handles_of_tools(tools: Tools | None) -> list[str]:
     """Handles in the definitions of tools, in order."""
-    return list(_within(tools or ()))
+    return [found.handle for text in _within(tools or ()) for found in find(text)]
 
 
 def all_missed(
@@ -62,7 +68,8 @@ def all_missed(
     roles: Sequence[str],
     tools: Tools | None = None,
 ) -> tuple[Miss, ...]:
-    """Every handle that is given and not served, once: a request whose memories do nothing must not be silent."""
+    """Every handle that is given and not served, once, broken ones too: a request whose memories do nothing must not be
+    silent."""
     missed = {miss.handle: miss for miss in known}
     for handle in [*handles_of(chat, roles), *asked]:
         missed.setdefault(handle, Miss(handle, UNKNOWN))
@@ -71,6 +78,9 @@ def all_missed(
             missed.setdefault(handle, Miss(handle, ELSEWHERE.format(f"a message of the {message['role']}")))
     for handle in handles_of_tools(tools):
         missed.setdefault(handle, Miss(handle, ELSEWHERE.format("a tool's definition")))
+    for text in (*(text for message in chat for text in _texts_of(message)), *_within(tools or ())):
+        for handle in find_broken(text):
+            missed.setdefault(handle, Miss(handle, BROKEN))
     return tuple(miss for handle, miss in missed.items() if handle not in facts)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import itertools
 import json
 
 import pytest
@@ -18,6 +19,7 @@ from inferscale_mem.handles import (
     HandleSigner,
     check_lasting,
     find,
+    find_broken,
     may_name,
     split,
     strip,
@@ -179,10 +181,26 @@ def test_found_beside(around: str, handle: str) -> None:
     assert found.handle == handle == text[found.start : found.end]
 
 
-@pytest.mark.parametrize("around", ["x{}", "{}x", "1{}", "{}0", "my_{}", "{}_old", "pr{}", "{}{}", "n{}"])
+@pytest.mark.parametrize("around", ["x{}", "{}x", "1{}", "{}0", "my_{}", "{}_old", "pr{}", "n{}"])
 @pytest.mark.parametrize("handle", [HANDLE, EXPIRING])
 def test_not_found_inside_longer_words(around: str, handle: str) -> None:
     assert find(around.replace("{}", handle)) == []
+
+
+@pytest.mark.parametrize("between", ["", "_"])
+@pytest.mark.parametrize(("one", "two"), itertools.product([HANDLE, EXPIRING], repeat=2))
+def test_found_glued_to_each_other(one: str, two: str, between: str) -> None:
+    text = f"Memories: {one}{between}{two}{between}{one}."
+    assert [found.handle for found in find(text)] == [one, two, one] and find_broken(text) == []
+    assert find(strip(text)) == []
+    assert find(f"{one}{between}{two}x") == find(one)  # the second is inside a longer word
+
+
+def test_broken_handles_are_found_apart() -> None:
+    cut = HANDLE[:-1]
+    text = f"x{HANDLE} {HANDLE} {cut}, {HANDLE}a {HANDLE[:25]}\n{HANDLE[25:]}."
+    assert find_broken(text) == [HANDLE, cut, f"{HANDLE}a", HANDLE[:25]]
+    assert find_broken(f"see ism1.<id>.<tag>, ism1. and {HANDLE}") == []
 
 
 def test_found_in_order_good_and_bad() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
-from inferscale_mem.handles import find, strip_given
+from inferscale_mem.handles import find, find_broken, strip_given
 from inferscale_mem.memories import read_memories
 from inferscale_mem.types import OWNER_FIELDS, Scope
 
@@ -51,7 +51,7 @@ def read_chat(text: str) -> dict[str, Any] | None:
     messages = request.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
-    if FIELD not in request and not handles_in(request):
+    if FIELD not in request and not handles_in(request) and not any(map(find_broken, _strings(request))):
         return None
     check_depth(request)
     for message in messages:

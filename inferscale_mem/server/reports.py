@@ -73,6 +73,8 @@ class ReportedAnswer:
 
     def _in_object(self, text: bytes) -> bytes:
         said = json.loads(text)
+        if not isinstance(said, dict):  # vLLM says null to a client that has gone
+            return text
         said[FIELD] = self._report(said.get("usage") or {}).as_dict()
         params = said.get("kv_transfer_params")
         if isinstance(params, dict):  # the report says all of it, in words

@@ -217,3 +217,5 @@ def test_options_may_have_the_names_of_other_providers(service: MemoryService, e
     assert engine.requests[-1][1].stop == ("c",)
     with pytest.raises(InputError, match="open another engine"):
         chat.invoke(QUESTION, model_name="another")
+    with pytest.raises(ConfigError, match="'max_token' is no option of ChatInferScale; did you mean 'max_tokens'"):
+        ChatInferScale(max_token=3)  # type: ignore[call-arg]

@@ -56,6 +56,12 @@ async def test_in_a_stream_it_goes_with_the_usage_and_nothing_else_changes() -> 
     assert json.loads(sent[2]["body"][6:])["inferscale"]["facts_injected"] == 1
 
 
+async def test_what_is_no_answer_passes_as_it_is() -> None:
+    """vLLM ends a request whose client has gone with null and status 200."""
+    (_, sent) = await passed(start(b"application/json"), body(b"null"))
+    assert sent["body"] == b"null"
+
+
 async def test_errors_pass_as_they_are() -> None:
     sent = await passed(start(b"application/json", 400), body(b'{"e":1}'))
     assert sent[1]["body"] == b'{"e":1}' and dict(sent[0]["headers"])[b"content-length"] == b"7"

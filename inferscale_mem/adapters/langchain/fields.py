@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -89,9 +90,15 @@ class ChatFields(BaseChatModel):
     @classmethod
     def _name_as_here(cls, values: Any) -> Any:
         try:
-            return own_names(values) if isinstance(values, Mapping) else values
+            named = own_names(values) if isinstance(values, Mapping) else {}
         except InputError as error:
             raise ConfigError(str(error)) from error
+        if unknown := sorted(str(name) for name in named if name not in cls.model_fields):
+            known = sorted(set(cls.model_fields) - set(BaseChatModel.model_fields))
+            near = difflib.get_close_matches(unknown[0], known, 1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(f"{unknown[0]!r} is no option of {cls.__name__}; {meant}Known are: {', '.join(known)}.")
+        return named if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

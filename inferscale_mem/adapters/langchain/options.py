@@ -40,9 +40,13 @@ CALL_OPTIONS = (
 )
 OTHER_NAMES = {
     "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_tokens_to_sample": "max_tokens",
     "stop_sequences": "stop",
     "model_name": "model",
     "request_timeout": "timeout",
+    "openai_api_key": "api_key",
+    "openai_api_base": "base_url",
 }
 """What other providers' chat models call some options, and the names that these have here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from inferscale_mem.adapters.langchain import ChatInferScale
 from inferscale_mem.adapters.langchain.context import with_context
 from inferscale_mem.errors import ConfigError, ScopeError
 from inferscale_mem.types import OWNER_FIELDS, Scope
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[ModelRequest[Any]], ModelResponse[Any]]
 AsyncHandler = Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -88,14 +91,14 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Remember the turn, if asked to."""
         if self._add and (turn := self._turn(state["messages"])):
-            self._now(self._remember(turn, self._scope(runtime)))
+            _tell(self._now(self._remember(turn, self._scope(runtime))))
         return None
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """As after_agent."""
         if self._add and (turn := self._turn(state["messages"])):
             scope = self._scope(runtime)
-            await self._later(lambda: self._remember(turn, scope))
+            _tell(await self._later(lambda: self._remember(turn, scope)))
         return None
 
     def _turn(self, messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
@@ -138,6 +141,11 @@ class InferScaleMemoryMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         if inspect.iscoroutinefunction(self._memory.search):
             return await work()
         return await asyncio.to_thread(work)
+
+
+def _tell(added: Any) -> None:
+    if not added["results"]:
+        logger.info("Nothing was stored of this turn: the extraction found no fact in it that is new.")
 
 
 def _read(place: Any, name: str) -> Any:
