@@ -100,6 +100,10 @@ class EngineConfig:
     def _check_server(self) -> None:
         _check_kind("engine.base_url", self.base_url, str | None, "a URL")
         _check_kind("engine.api_key", self.api_key, str | None, "text", show=False)
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError(
+                "engine.api_key holds characters that no HTTP header may have; is there a line break at its end?"
+            )
         _check_kind("engine.timeout", self.timeout, int | float, "seconds")
         _check_kind("engine.retries", self.retries, int, "a whole number")
         if self.base_url is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from inferscale_mem import errors
 from inferscale_mem.errors import EngineError, InferScaleError, InputError
+from inferscale_mem.sampling import check_json
 from inferscale_mem.types import Chunk, EngineInfo, Fact, Sampling, Scope
 
 VERSION = 1
@@ -101,9 +102,11 @@ def request_from_json(given: Any) -> tuple[list[int], Sampling, dict[str, Any], 
         tokens, sampling, params, room = (given[name] for name in ("tokens", "sampling", "params", "room"))
         if not tokens or not all(type(token) is int and 0 <= token < 1 << 31 for token in tokens):
             raise InputError("tokens must be a list of token ids that is not empty")
-        if type(room) is not int or not isinstance(params, dict):
-            raise InputError("room must be a number and params an object")
-        return tokens, Sampling(**{**sampling, "stop": tuple(sampling.get("stop", ()))}), params, room
+        if type(room) is not int or room < 1 or not isinstance(params, dict):
+            raise InputError("room must be a number above 0 and params an object")
+        check_json(params, "params")
+        stop = sampling.get("stop", ())
+        return tokens, Sampling(**{**sampling, "stop": tuple(stop) if isinstance(stop, list) else stop}), params, room
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"The request cannot be read: {error}") from error
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from inferscale_mem.config import AUTO
 from inferscale_mem.errors import ScopeError
 from inferscale_mem.reading import PLAIN, Reading
+from inferscale_mem.sampling import Sampling as Sampling
 
 OWNER_FIELDS = ("user_id", "agent_id", "run_id")
 """What can own a fact, most telling first."""
@@ -254,35 +255,6 @@ class InjectReport:
             "missed": [{"handle": miss.handle, "reason": miss.reason} for miss in self.missed],
             "ttft_ms": self.ttft_ms,
         }
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to sample an answer. None means: as the model's generation config says, else the engine's default."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    n: int = 1
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """Top log-probs to return per token; -1 for the whole vocabulary."""
-    prompt_logprobs: int | None = None
-    """Needs the prompt's own logits, which injected tokens do not have; engines refuse it together with facts."""
-    json_schema: Mapping[str, Any] | None = None
-    """Constrain the answer to this JSON schema."""
-    skip_special_tokens: bool = True
-    """False: special tokens are part of the answer's text, but for the one that ends it."""
-    detokenize: bool = True
-    """False: the answer's text is not wanted, and may be left empty; saves time with log-probs of many tokens."""
 
 
 @dataclass(frozen=True)

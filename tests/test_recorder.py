@@ -732,3 +732,27 @@ def test_the_next_process_drops_what_this_one_could_not(scene: Recording, tmp_pa
     assert after.wait(PATIENCE)
     assert scene.held(gone) == [False] and list(OwedDrops(path)) == []
     after.close()
+
+
+def test_a_drop_that_was_interrupted_is_made_good(
+    scene: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether the engine has done it: by this process, or by the next one if this one dies meanwhile."""
+    path = tmp_path / "owed.db"
+    gone = new_fact()
+    recorder = scene.new_recorder(owed=OwedDrops(path))
+    recorder.add([gone])
+    assert recorder.wait(PATIENCE)
+    scene.index.take(gone)
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        assert list(OwedDrops(path)) == scene.handles(gone)  # what a process that dies here leaves
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.engine, "drop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.remove([gone])
+    assert recorder.wait(PATIENCE)
+    assert scene.held(gone) == [False] and list(OwedDrops(path)) == []
+    recorder.close()

@@ -66,13 +66,17 @@ def check_generate(plan: PromptPlan, sampling: Sampling, max_model_len: int, voc
 
     Raises:
         PromptTooLongError: prompt and answer do not fit the model's context.
-        InputError: tokens or sampling parameters are out of range or contradict each other.
+        InputError: tokens are not in the vocabulary, or sampling parameters contradict each other.
     """
-    prompt = plan.token_ids
-    _check_tokens(prompt, vocab_size)
-    _check_sampling(sampling)
     if sampling.prompt_logprobs is not None and (plan.facts or any(segment.record for segment in plan.segments)):
         raise InputError("prompt_logprobs need every prompt token computed; ask for them without memories.")
+    return check_request(plan.token_ids, sampling, max_model_len, vocab_size)
+
+
+def check_request(prompt: Sequence[int], sampling: Sampling, max_model_len: int, vocab_size: int) -> int:
+    """The same for the tokens of a prompt, whatever stands in it."""
+    _check_tokens(prompt, vocab_size)
+    _check_sampling(sampling)
     room = max_model_len - len(prompt)
     asked = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
     if asked > room:
@@ -160,25 +164,8 @@ def _check_tokens(prompt: Sequence[int], vocab_size: int) -> None:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    limits: list[tuple[str, float | None, float, float]] = [
-        ("max_tokens", sampling.max_tokens, 1, float("inf")),
-        ("min_tokens", sampling.min_tokens, 0, sampling.max_tokens or float("inf")),
-        ("n", sampling.n, 1, float("inf")),
-        ("temperature", sampling.temperature, 0, float("inf")),
-        ("top_p", sampling.top_p, 1e-9, 1),
-        ("top_k", sampling.top_k, -1, float("inf")),
-        ("min_p", sampling.min_p, 0, 1),
-        ("presence_penalty", sampling.presence_penalty, -2, 2),
-        ("frequency_penalty", sampling.frequency_penalty, -2, 2),
-        ("repetition_penalty", sampling.repetition_penalty, 1e-9, float("inf")),
-        ("logprobs", sampling.logprobs, -1, float("inf")),
-        ("prompt_logprobs", sampling.prompt_logprobs, -1, float("inf")),
-    ]
-    for name, value, low, high in limits:
-        if value is not None and not low <= value <= high:
-            raise InputError(f"{name}={value!r} is out of range; it must be from {low:g} to {high:g}.")
-    if any(not stop for stop in sampling.stop):
-        raise InputError("An empty stop string would end every answer at once; remove it.")
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InputError(f"min_tokens={sampling.min_tokens} is more than max_tokens={sampling.max_tokens}.")
     if sampling.min_tokens and sampling.json_schema is not None:
         raise InputError("min_tokens and json_schema contradict each other: an answer ends where its JSON does.")
     if sampling.n > 1 and sampling.temperature == 0:

@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from inferscale_mem import wire
 from inferscale_mem.engines.over_requests import Output, Requests
+from inferscale_mem.engines.requests import check_request
 from inferscale_mem.engines.self_test import TOP, run_self_test
 from inferscale_mem.engines.serve_options import CONNECTOR, NO_CONNECTOR, ONE_PROCESS
 from inferscale_mem.engines.vllm_requests import engine_info, read_outputs, sampling_params
@@ -138,9 +139,11 @@ class ServedEngine:
 
         Raises:
             InputError: vLLM cannot do this request.
+            PromptTooLongError: prompt and answer do not fit the model's context.
             EngineError: vLLM's engine died.
         """
-        made = sampling_params(sampling, params, room, self._defaults)
+        longest = check_request(tokens, sampling, self._vllm_config.model_config.max_model_len, self.vocab_size)
+        made = sampling_params(sampling, params, min(room, longest), self._defaults)
         prompt = {"prompt_token_ids": tokens}
         try:
             outputs = self._client.generate(prompt, made, request_id=f"inferscale-{uuid.uuid4().hex}")

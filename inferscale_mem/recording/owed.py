@@ -34,6 +34,12 @@ class OwedDrops:
         with self._lock:
             return iter(list(self._handles))
 
+    def note(self, handles: Iterable[str]) -> None:
+        """These are about to be dropped: should this process die meanwhile, the next one sees to it."""
+        if self._path is not None:
+            with self._lock, self._file() as db:
+                db.executemany("INSERT OR IGNORE INTO owed VALUES (?)", [(handle,) for handle in handles])
+
     def add(self, handles: Iterable[str]) -> None:
         """These are to be dropped, some time."""
         with self._lock:
@@ -46,9 +52,9 @@ class OwedDrops:
     def paid(self, handles: Iterable[str]) -> None:
         """These have been dropped."""
         with self._lock:
-            done = [handle for handle in handles if handle in self._handles]
+            done = list(handles)
             for handle in done:
-                del self._handles[handle]
+                self._handles.pop(handle, None)
             if done and self._path is not None:
                 with self._file() as db:
                     db.executemany("DELETE FROM owed WHERE handle = ?", [(handle,) for handle in done])

@@ -157,12 +157,14 @@ class Recorder:
         with self._state:
             doomed, again = self._ledger.withdraw(handles)
             self._state.notify_all()
+        self._owed.note(doomed)
         try:
             self._engine.drop(doomed, alive=doomed[len(handles) :])
+            self._owed.paid(doomed)
         except (EngineClosedError, CancelledError):
             logger.debug("The engine is closed; %d records are gone with it, or wait for the next start", len(doomed))
             self._owed.add(doomed)
-        except EngineError:
+        except BaseException:  # of the engine, or the caller was interrupted and the engine may not have done it
             self._owe(doomed)
             raise
         finally:

@@ -12,14 +12,13 @@ from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
 from inferscale_mem.handles import find, find_broken, strip_given
 from inferscale_mem.memories import read_memories
+from inferscale_mem.sampling import DEEPEST
 from inferscale_mem.types import OWNER_FIELDS, Scope
 
 FIELD = "inferscale"
 """Of a request: what Asked holds. Of an answer: the report."""
 PROMPT_FIELDS = ("messages", "tools", "tool_choice", "documents", "chat_template_kwargs")
 """What a prompt is made of."""
-DEEPEST = 100
-"""Lists and objects in each other that a request may have: whatever walks through it calls itself at each."""
 
 _CONCERNS_US = re.compile(rf'ism1\.|"{FIELD}"|\\u00')
 """An escape may spell any of these characters."""

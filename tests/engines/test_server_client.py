@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -265,9 +266,32 @@ def test_announcements_that_cannot_be_read(body: bytes) -> None:
         remote.Announcement.from_bytes(body)
 
 
+UNDECODABLE: list[tuple[str, Any]] = [
+    *(("stop", stop) for stop in (["a", ["b"]], [1], "a", [""], ["\ud800"])),
+    *(
+        (name, value)
+        for name in ("seed", "max_tokens", "min_tokens", "n", "logprobs", "top_k")
+        for value in ("a", 1.5, True)
+    ),
+    *((name, 10**30) for name in ("seed", "max_tokens", "min_tokens", "n", "logprobs", "top_k")),
+    *((name, value) for name in ("ignore_eos", "skip_special_tokens", "detokenize") for value in (0, "x", None)),
+    *(("temperature", value) for value in ("hot", True, math.inf, math.nan)),
+    *(("json_schema", schema) for schema in ([], "x", {"a": 10**30}, {"\ud800": 1})),
+]
+"""What engines cannot decode; vLLM's core dies of some of it."""
+
 UNREADABLE: list[dict[str, Any]] = [
     *({"tokens": tokens} for tokens in ([], [-1], [True], "x")),
-    *({"room": "1"}, {"params": []}, {"sampling": 1}, {"sampling": {"nonsense": 1}}, {"sampling": {"stop": 3}}),
+    *({"sampling": {name: value}} for name, value in UNDECODABLE),
+    *({"params": {"x": value}} for value in ("\ud800", 10**30, json.loads("[" * 300 + "]" * 300))),
+    *(
+        {"room": "1"},
+        {"room": 0},
+        {"params": []},
+        {"sampling": 1},
+        {"sampling": {"nonsense": 1}},
+        {"sampling": {"stop": 3}},
+    ),
 ]
 
 
@@ -284,7 +308,12 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"kind": "server"}, {"base_url": "host:1"}, {"base_url": "http://h", "kind": "transformers"}):
         with pytest.raises(ConfigError):
             EngineConfig(**wrong)
-    for wrong in ({"timeout": 0}, {"retries": -1}, {"timeout": "1"}, {"api_key": 3}):
+    for wrong in (
+        {"timeout": 0},
+        {"retries": -1},
+        {"timeout": "1"},
+        *({"api_key": key} for key in (3, "secret\n", "ключ")),
+    ):
         with pytest.raises(ConfigError):
             EngineConfig(base_url="http://h", **wrong)
     monkeypatch.setenv("INFERSCALE_BASE_URL", "http://there:8000/v1")
