@@ -12,7 +12,7 @@ from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
 from inferscale_mem.handles import find, find_broken, strip_given
 from inferscale_mem.memories import read_memories
-from inferscale_mem.sampling import DEEPEST
+from inferscale_mem.sampling import DEEPEST, check_json
 from inferscale_mem.types import OWNER_FIELDS, Scope
 
 FIELD = "inferscale"
@@ -20,7 +20,10 @@ FIELD = "inferscale"
 PROMPT_FIELDS = ("messages", "tools", "tool_choice", "documents", "chat_template_kwargs")
 """What a prompt is made of."""
 
-_CONCERNS_US = re.compile(rf'ism1\.|"{FIELD}"|\\u00')
+_ORDER = "kv_transfer_params"
+"""Of a request: handed to the engine unread."""
+
+_CONCERNS_US = re.compile(rf'ism1\.|"{FIELD}"|{_ORDER}|\\u00')
 """An escape may spell any of these characters."""
 
 
@@ -47,6 +50,7 @@ def read_chat(text: str) -> dict[str, Any] | None:
         raise InputError(f"The request is nested deeper than {DEEPEST} levels.") from error
     if not isinstance(request, dict):
         return None
+    check_order(request)
     messages = request.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
@@ -59,6 +63,12 @@ def read_chat(text: str) -> dict[str, Any] | None:
         if not (good or content is None or isinstance(content, str)):
             raise InputError("Content of a message must be text, or a list of objects such as {'type': 'text', …}.")
     return request
+
+
+def check_order(request: Any) -> None:
+    """Raise InputError if a request has an order that would stop vLLM's engine, whoever it is for."""
+    if isinstance(request, dict):
+        check_json(request.get(_ORDER), _ORDER)
 
 
 def check_depth(said: Any) -> None:
@@ -128,19 +138,18 @@ def asked_handles(request: Mapping[str, Any], memories: Iterable[str] = ()) -> l
     return list(dict.fromkeys([*found, *memories]))
 
 
-def handles_anywhere(body: bytes) -> list[str]:
-    """What has the form of a handle in a body, whatever it is, each once; orders aside, which the engine checks."""
+def read_any(body: bytes) -> Any:
+    """A body of whatever kind: its JSON, else its text."""
     try:
-        said = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
-        said = body.decode("utf-8", "replace")
-    return handles_in(said)
+        return body.decode("utf-8", "replace")
 
 
 def handles_in(said: Any) -> list[str]:
     """What has the form of a handle anywhere in this, orders aside, each once."""
     if isinstance(said, dict):
-        said = {name: value for name, value in said.items() if name != "kv_transfer_params"}
+        said = {name: value for name, value in said.items() if name != _ORDER}
     return list(dict.fromkeys(one.handle for text in _strings(said) for one in find(text)))
 
 

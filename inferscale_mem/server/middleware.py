@@ -106,7 +106,13 @@ class _Server:
     async def _other(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Prompts of other routes: with a memory's handle in them they are refused, not answered without the memory."""
         body = await read_body(receive)
-        handles = bodies.handles_anywhere(body)
+        said = bodies.read_any(body)
+        try:
+            bodies.check_order(said)
+        except InputError as error:
+            await refuse(send, str(error))
+            return
+        handles = bodies.handles_in(said)
         if known := [handle for handle in handles if self._facts.get(handle) != UNKNOWN]:
             message = (
                 f"The request to {path} holds handles of memories ({len(known)}), which are not injected there. Send "

@@ -126,12 +126,23 @@ def test_arguments_that_are_nested_too_deeply(deep: int) -> None:
 
 @pytest.mark.parametrize("body", [f'{{"prompt": ["- {A}.", "{B}{A}"], "x": "{A}"}}'.encode(), f"\xff {A} {B}".encode()])
 def test_handles_anywhere_in_a_body(body: bytes) -> None:
-    assert bodies.handles_anywhere(body)[0] == A and len(bodies.handles_anywhere(body)) <= 2
-    assert bodies.handles_anywhere(b'{"prompt": "ism1. of a kind"}') == []
+    assert bodies.handles_in(bodies.read_any(body))[0] == A and len(bodies.handles_in(bodies.read_any(body))) <= 2
+    assert bodies.handles_in(bodies.read_any(b'{"prompt": "ism1. of a kind"}')) == []
 
 
 def test_handles_are_looked_for_in_what_json_says_not_in_how() -> None:
     body = json.dumps({"input": [{"content": f"Memories:\n{A}"}], "b": B}).replace("ism1", "\\u0069sm1")
-    assert bodies.handles_anywhere(body.encode()) == [A, B]
+    assert bodies.handles_in(bodies.read_any(body.encode())) == [A, B]
     order = {"prompt": "Hello.", "kv_transfer_params": {"inferscale": {"op": "drop", "handles": [A]}}}
-    assert bodies.handles_anywhere(json.dumps(order).encode()) == []
+    assert bodies.handles_in(bodies.read_any(json.dumps(order).encode())) == []
+
+
+@pytest.mark.parametrize("order", [json.loads('{"a":' * 900 + "1" + "}" * 900), {"a": 10**30}, {"a": "\ud800"}])
+def test_an_order_that_no_engine_can_take_is_refused_with_memories_or_without(order: Any) -> None:
+    """vLLM hands it on unread, and its engine died of one that was nested too deeply."""
+    request = {"messages": [{"role": "user", "content": "Hello."}], "kv_transfer_params": order}
+    with pytest.raises(InputError, match="kv_transfer_params"):
+        bodies.read_chat(str(bodies.quick_text(json.dumps(request).encode())))
+    with pytest.raises(InputError, match="kv_transfer_params"):
+        bodies.check_order(bodies.read_any(json.dumps({"prompt": "Hello.", **request}).encode()))
+    assert bodies.read_chat(json.dumps({**request, "kv_transfer_params": {"a": [1]}})) is None

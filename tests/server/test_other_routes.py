@@ -26,7 +26,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": (await receive())["body"]})
 
 
-async def asked(path: str, text: str) -> tuple[int, dict[bytes, bytes], bytes]:
+async def asked(path: str, text: str, **further: Any) -> tuple[int, dict[bytes, bytes], bytes]:
     engine: Any = SimpleNamespace(
         key=KEY, admits=lambda given: True, info=SimpleNamespace(record_bytes=1 << 20, bytes_per_token=64)
     )
@@ -35,7 +35,7 @@ async def asked(path: str, text: str) -> tuple[int, dict[bytes, bytes], bytes]:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps({"prompt": text}).encode()}
+        return {"type": "http.request", "body": json.dumps({"prompt": text, **further}).encode()}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -52,6 +52,8 @@ async def test_known_handles_are_refused_and_others_pass_counted(path: str) -> N
     assert (status, headers[b"x-inferscale-handles-refused"]) == (200, b"1")
     assert forged(HANDLE).encode() in body
     assert (await asked(path, "Hello."))[:2] == (200, {})
+    status, _, body = await asked(path, "Hello.", kv_transfer_params=json.loads("[" * 200 + "]" * 200))
+    assert status == 400 and b"kv_transfer_params is nested deeper" in body
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"])
