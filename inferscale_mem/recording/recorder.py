@@ -157,8 +157,8 @@ class Recorder:
         with self._state:
             doomed, again = self._ledger.withdraw(handles)
             self._state.notify_all()
-        self._owed.note(doomed)
         try:
+            self._owed.note(doomed)
             self._engine.drop(doomed, alive=doomed[len(handles) :])
             self._owed.paid(doomed)
         except (EngineClosedError, CancelledError):
