@@ -35,9 +35,12 @@ class OwedDrops:
             return iter(list(self._handles))
 
     def note(self, handles: Iterable[str]) -> None:
-        """These are about to be dropped: should this process die meanwhile, the next one sees to it."""
+        """These are about to be dropped: should this process die meanwhile, the next one sees to it.
+
+        Not flushed to the disk: it is there for a process that dies, not for a machine that does.
+        """
         if self._path is not None:
-            with self._lock, self._file() as db:
+            with self._lock, self._file(flushed=False) as db:
                 db.executemany("INSERT OR IGNORE INTO owed VALUES (?)", [(handle,) for handle in handles])
 
     def add(self, handles: Iterable[str]) -> None:
@@ -56,14 +59,16 @@ class OwedDrops:
             for handle in done:
                 self._handles.pop(handle, None)
             if done and self._path is not None:
-                with self._file() as db:
+                with self._file(flushed=False) as db:
                     db.executemany("DELETE FROM owed WHERE handle = ?", [(handle,) for handle in done])
 
     @contextlib.contextmanager
-    def _file(self) -> Iterator[sqlite3.Connection]:
-        """The file, for one transaction. It is opened each time: servers are away rarely."""
+    def _file(self, flushed: bool = True) -> Iterator[sqlite3.Connection]:
+        """The file, for one transaction. It is opened each time: deletes are rare, and processes share it."""
         assert self._path is not None
         make_private_file(self._path)
         with contextlib.closing(sqlite3.connect(self._path)) as db, db:
+            if not flushed:
+                db.execute("PRAGMA synchronous=OFF")
             db.execute("CREATE TABLE IF NOT EXISTS owed (handle TEXT PRIMARY KEY)")
             yield db

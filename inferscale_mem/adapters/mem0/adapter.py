@@ -172,7 +172,9 @@ class Adapter:
             me.db = History.over(me.db, core.journal, core.turns)
         if not isinstance(me.vector_store, FactStore):
             self._raw_store = resident(me.vector_store)
-            me.vector_store = FactStore(self._raw_store, core.index, core.changed, core.journal, core.gate.part)
+            me.vector_store = FactStore(
+                self._raw_store, core.index, core.changed, core.journal, core.gate.part, core.going
+            )
 
     def _reset(self, reset: Callable[[], object]) -> None:
         """Mem0's reset, and what follows from it. If it fails, the memory goes on with what is left."""

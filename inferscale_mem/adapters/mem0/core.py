@@ -180,6 +180,11 @@ class Core:
 
     # Facts that come and go.
 
+    def going(self, facts: Sequence[Fact]) -> None:
+        """The store will let go of these facts. A server has to hear of it, even if this process does not live on."""
+        if self.settings.engine.kind == "server":
+            self._owed.note(self.signer.mint(fact) for fact in facts)
+
     def changed(self, new: Sequence[Fact], gone: Sequence[Fact]) -> None:
         """Facts were written to the store. Without an engine there are no records yet, and none to be dropped."""
         service = self._record_keeper()
