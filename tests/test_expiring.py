@@ -189,7 +189,8 @@ def test_a_handle_that_is_split_over_blocks_does_not_reach_the_model_whole(pair:
         chat.invoke([HumanMessage("Hi."), AIMessage(blocks), HumanMessage("Go on.")], memories=[handle])
         assert "ism1." not in pair.prompt
         said = report(chat.invoke([HumanMessage(blocks)], user_id="alice", human_handles=True))
-        assert handle not in pair.prompt and "peanuts" not in pair.prompt and said["facts_requested"] == 0
+        assert handle not in pair.prompt and "peanuts" not in pair.prompt and said["facts_injected"] == 0
+        assert handle not in said["missed"]  # a half may be counted, as what it is
 
 
 def test_the_engine_itself_takes_lasting_handles_only(pair: Pair) -> None:

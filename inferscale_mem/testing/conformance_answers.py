@@ -125,11 +125,8 @@ class AnswerConformance:
         with raises(InputError):
             list(engine.generate(PromptPlan(()), GREEDY))
         wrong: list[Sampling] = [
-            Sampling(max_tokens=0),
-            Sampling(max_tokens=4, temperature=-1.0),
-            Sampling(max_tokens=4, top_p=0.0),
-            Sampling(max_tokens=4, n=0),
-            Sampling(max_tokens=4, stop=("",)),
+            Sampling(max_tokens=4, min_tokens=5),
+            Sampling(max_tokens=4, n=2, temperature=0.0),
             Sampling(max_tokens=4, json_schema={"type": "nonsense"}),
         ]
         for sampling in wrong:

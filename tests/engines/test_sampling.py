@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import tiny_models
@@ -146,10 +147,21 @@ def test_what_contradicts_itself_is_refused(engine: TransformersEngine) -> None:
         Sampling(max_tokens=9, min_tokens=5, json_schema={"type": "object"}),
         Sampling(max_tokens=4, n=2, temperature=0.0),
         Sampling(max_tokens=4, prompt_logprobs=1),
-        Sampling(max_tokens=4, presence_penalty=3.0),
     ):
         with pytest.raises(InputError):
             ask(engine, sampling)
+
+
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    *({"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"n": 0}, {"stop": ("",)}, {"presence_penalty": 3.0}),
+    *({"top_k": -2}, {"repetition_penalty": 0.0}, {"min_p": 1.1}, {"min_tokens": -1}, {"logprobs": -2}),
+]
+
+
+@pytest.mark.parametrize("wrong", OUT_OF_RANGE)
+def test_what_is_out_of_range_is_never_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Sampling(**wrong)
 
 
 def test_a_missing_grammar_library_is_named(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
