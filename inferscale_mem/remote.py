@@ -20,7 +20,7 @@ from typing import Any
 
 from inferscale_mem import errors
 from inferscale_mem.errors import EngineError, InferScaleError, InputError
-from inferscale_mem.sampling import check_json
+from inferscale_mem.json_limits import check_json
 from inferscale_mem.types import Chunk, EngineInfo, Fact, Sampling, Scope
 
 VERSION = 1

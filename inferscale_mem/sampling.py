@@ -8,11 +8,8 @@ from math import inf, isfinite
 from typing import Any
 
 from inferscale_mem.errors import InputError
+from inferscale_mem.json_limits import LONG, check_json
 
-DEEPEST = 100
-"""Lists and objects in each other that a request may have: whatever walks through it calls itself at each."""
-
-_LONG = 1 << 63
 _COUNT = (1 << 31) - 1
 _LEAST = 1e-9  # above nothing
 
@@ -26,7 +23,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (_LEAST, inf),
-    "seed": (-_LONG, _LONG - 1),
+    "seed": (-LONG, LONG - 1),
     "n": (1, _COUNT),
     "logprobs": (-1, _COUNT),
     "prompt_logprobs": (-1, _COUNT),
@@ -90,26 +87,3 @@ class Sampling:
         if self.json_schema is not None and not isinstance(self.json_schema, Mapping):
             raise InputError(f"json_schema={self.json_schema!r} must be a JSON schema: an object.")
         check_json(self.json_schema, "json_schema")
-
-
-def check_json(value: Any, name: str) -> None:
-    """Refuse what cannot travel to an engine as JSON.
-
-    Raises:
-        InputError: nested deeper than DEEPEST levels, half a surrogate pair, or a number that is too large.
-    """
-    level, depth = [value], 0
-    while level:
-        if depth > DEEPEST:
-            raise InputError(f"{name} is nested deeper than {DEEPEST} levels.")
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                inner += [*one, *one.values()]
-            elif isinstance(one, list | tuple):
-                inner += one
-            elif isinstance(one, str) and any("\ud800" <= char <= "\udfff" for char in one):
-                raise InputError(f"{name} holds half a surrogate pair, which is no character.")
-            elif isinstance(one, int | float) and not -_LONG <= one < _LONG:
-                raise InputError(f"{name} holds {str(one)[:40]}, which is no number of 64 bits.")
-        level, depth = inner, depth + 1

@@ -11,8 +11,8 @@ from typing import Any
 from inferscale_mem.chat_template import SYSTEM_ROLES
 from inferscale_mem.errors import InputError
 from inferscale_mem.handles import find, find_broken, strip_given
+from inferscale_mem.json_limits import DEEPEST, check_depth, check_json
 from inferscale_mem.memories import read_memories
-from inferscale_mem.sampling import DEEPEST, check_json
 from inferscale_mem.types import OWNER_FIELDS, Scope
 
 FIELD = "inferscale"
@@ -56,7 +56,7 @@ def read_chat(text: str) -> dict[str, Any] | None:
         return None
     if FIELD not in request and not handles_in(request) and not any(map(find_broken, _strings(request))):
         return None
-    check_depth(request)
+    check_depth(request, "The request")
     for message in messages:
         content = message.get("content")
         good = all(isinstance(part, str | dict) for part in content) if isinstance(content, list) else False
@@ -69,16 +69,6 @@ def check_order(request: Any) -> None:
     """Raise InputError if a request has an order that would stop vLLM's engine, whoever it is for."""
     if isinstance(request, dict):
         check_json(request.get(_ORDER), _ORDER)
-
-
-def check_depth(said: Any) -> None:
-    """Raise InputError if this is nested too deeply."""
-    level, depth = [said], 0
-    while level:
-        if depth > DEEPEST:
-            raise InputError(f"The request is nested deeper than {DEEPEST} levels.")
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
-        level, depth = [value for values in inner for value in values if isinstance(value, dict | list)], depth + 1
 
 
 @dataclass(frozen=True)
@@ -217,5 +207,5 @@ def _read_call(call: Any) -> dict[str, Any]:
         arguments = None
     except RecursionError as error:
         raise InputError(f"The arguments of a tool call are nested deeper than {DEEPEST} levels.") from error
-    check_depth(arguments)
+    check_depth(arguments, "The arguments of a tool call")
     return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -89,8 +89,10 @@ class ChatFields(BaseChatModel):
     @model_validator(mode="before")
     @classmethod
     def _name_as_here(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
         try:
-            named = own_names(values) if isinstance(values, Mapping) else {}
+            named = own_names(values)
         except InputError as error:
             raise ConfigError(str(error)) from error
         if unknown := sorted(str(name) for name in named if name not in cls.model_fields):
@@ -98,7 +100,7 @@ class ChatFields(BaseChatModel):
             near = difflib.get_close_matches(unknown[0], known, 1)
             meant = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(f"{unknown[0]!r} is no option of {cls.__name__}; {meant}Known are: {', '.join(known)}.")
-        return named if isinstance(values, Mapping) else values
+        return named
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -180,10 +180,11 @@ class Core:
 
     # Facts that come and go.
 
-    def going(self, facts: Sequence[Fact]) -> None:
-        """The store will let go of these facts. A server has to hear of it, even if this process does not live on."""
+    def going(self, rows: Sequence[str] | None) -> None:
+        """The store lets go of these rows' facts, or of all: a server has to hear of it, even if this process dies."""
         if self.settings.engine.kind == "server":
-            self._owed.note(self.signer.mint(fact) for fact in facts)
+            found = self.index.facts() if rows is None else [self.index.get(row) for row in rows]
+            self._owed.note(self.signer.mint(fact) for fact in found if fact is not None)
 
     def changed(self, new: Sequence[Fact], gone: Sequence[Fact]) -> None:
         """Facts were written to the store. Without an engine there are no records yet, and none to be dropped."""

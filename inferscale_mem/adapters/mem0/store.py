@@ -23,8 +23,8 @@ from inferscale_mem.types import Fact
 Changed = Callable[[Sequence[Fact], Sequence[Fact]], None]
 """(facts that are new, facts that are gone); a new revision is both."""
 
-Going = Callable[[Sequence[Fact]], None]
-"""(facts whose revisions are about to go)."""
+Going = Callable[[Sequence[str] | None], None]
+"""(ids of the rows whose facts are about to go; None: of all)."""
 
 STRIPES = 64
 
@@ -38,7 +38,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         changed: told of the facts that came and went.
         journal: told of each write before it, and of its history (by that) after it.
         part: around each write.
-        going: told of the facts that a write will end, before it.
+        going: told of the rows whose facts a write will end, before it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         changed: Changed,
         journal: Journal,
         part: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-        going: Going = lambda facts: None,
+        going: Going = lambda rows: None,
     ) -> None:
         self.inner = inner
         self._part = part
@@ -95,7 +95,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
             if self.inner.get(vector_id=vector_id) is None:
                 raise ValueError(f"Memory with id {vector_id} not found; it was deleted meanwhile.")
             self._journal.begin([str(vector_id)])
-            self._ending(str(vector_id))
+            self._going([str(vector_id)])
             result = self.inner.update(vector_id=vector_id, vector=vector, payload=payload)
             if vector is None or payload is None:  # some stores merge what they are given into the row
                 row = self.inner.get(vector_id=vector_id)
@@ -125,7 +125,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
         self._index.load()
         with self._part(), self._stripes_of([vector_id]):
             self._journal.begin([str(vector_id)])
-            self._ending(str(vector_id))
+            self._going([str(vector_id)])
             result = self.inner.delete(vector_id=vector_id)
             gone = self._index.discard(str(vector_id))
             if gone is not None:
@@ -177,7 +177,7 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
     def _emptied(self, empty: Callable[[], Any]) -> Any:
         self._index.load()
         with self._all_stripes():
-            self._going(self._index.facts())
+            self._going(None)
             try:
                 result = empty()
             except BaseException:  # some rows may be gone, or all
@@ -198,11 +198,6 @@ class FactStore(VectorStoreBase):  # type: ignore[misc]  # Mem0 ships no types
             for stripe in sorted(stripes):
                 held.enter_context(self._stripes[stripe])
             return held.pop_all()
-
-    def _ending(self, row_id: str) -> None:
-        fact = self._index.get(row_id)
-        if fact is not None:
-            self._going([fact])
 
     def _report(self, rows: Sequence[tuple[str, Mapping[str, Any], Sequence[float] | None]]) -> None:
         changes = [self._index.put(*row) for row in rows]
