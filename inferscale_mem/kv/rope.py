@@ -121,10 +121,10 @@ def rotate(
 ) -> torch.Tensor:
     """Rotate keys to positions, as the engine does.
 
-    Each element is computed in float32 and rounded once. In bfloat16 and float16 that equals vLLM's CPU kernel and its
-    compiled forward bit for bit. In float32 it equals the compiled forward; the CPU kernel fuses multiply and add where
-    pairs are halves, so that one element in four differs in its last bits. Eager torch forwards, which round to
-    bfloat16 after every operation, agree in two elements of three.
+    Each element is computed in float32 and rounded once. In bfloat16 and float16 that equals vLLM's CPU kernel (but see
+    ``kernel_rounds``) and its compiled forward bit for bit. In float32 it equals the compiled forward; the CPU kernel
+    fuses multiply and add where pairs are halves, so that one element in four differs in its last bits. Eager torch
+    forwards, which round to bfloat16 after every operation, agree in two elements of three.
 
     Fastest is the engine's own kernel, about four times as fast as this module's loop on a CPU: pass vLLM's
     ``_custom_ops.rotary_embedding`` as ``kernel``, and ``out=keys`` where the keys may be overwritten. It needs keys,
@@ -153,6 +153,19 @@ def rotate(
         return _rotate_by(kernel, keys, positions, table, out)
     cos, sin = table.at(positions)
     return _turn(keys, cos, sin, table.is_neox_style, out)
+
+
+def kernel_rounds(kernel: RotaryKernel, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether an engine's kernel gives what ``rotate`` gives in a 16-bit dtype.
+
+    vLLM 0.32's for processors that have AVX2 and no AVX512 cuts off what does not fit into bfloat16 where pairs are
+    halves. Keys that are stored and served again would become a little shorter each time.
+    """
+    keys = torch.linspace(-1, 1, 16 * 32, device=device).view(16, 1, 32).to(dtype)
+    positions = torch.arange(16, device=device)
+    angles = torch.outer(positions.float(), 0.5 ** torch.arange(16, device=device))
+    table = RopeTable(angles.cos().to(dtype).float(), angles.sin().to(dtype).float(), True, dtype)
+    return torch.equal(rotate(keys, positions, table, kernel=kernel), rotate(keys, positions, table))
 
 
 def unrotate(

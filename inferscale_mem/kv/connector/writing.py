@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,7 @@ from inferscale_mem.kernels.paged import Step
 from inferscale_mem.kv.connector.layers import CachedLayer
 from inferscale_mem.kv.connector.paging import alike, paged_caches, tune
 from inferscale_mem.kv.connector.tokens import NULL_BLOCK, StepTokens
-from inferscale_mem.kv.rope import RopeTable, rotate
+from inferscale_mem.kv.rope import RopeTable, kernel_rounds, rotate
 from inferscale_mem.kv.slab import Scratch, Slab
 
 if TYPE_CHECKING:
@@ -144,7 +145,12 @@ def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab)
 
 def _rotate_in_place(keys: torch.Tensor, positions: torch.Tensor, rope: RopeTable) -> None:
     """``rotate`` by the engine's own kernel where that can do it; positions are those of a prompt, so they fit."""
-    if keys.dtype == rope.dtype and rope.kernel_safe:
+    if keys.dtype == rope.dtype and rope.kernel_safe and _kernel_will_do(keys.dtype, keys.device):
         ops.rotary_embedding(positions, keys.flatten(1), None, keys.shape[-1], rope.cos_sin_cache, rope.is_neox_style)
     else:
         rotate(keys, positions, rope, out=keys)
+
+
+@functools.cache
+def _kernel_will_do(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype == torch.float32 or kernel_rounds(ops.rotary_embedding, dtype, device)
