@@ -46,7 +46,7 @@ class EngineConfig:
         retries: how often a request that did not get through to the server is sent again.
         multiprocess: run vLLM's core in a process of its own (vLLM's default); False keeps it in this one.
         max_model_len: tokens of prompt and answer together; None takes what the model was trained for.
-        dtype: of weights and KV; "auto" takes the checkpoint's.
+        dtype: of weights and KV; "auto" takes the checkpoint's, on CPUs with AVX2 and no AVX512 float32.
         kv_cache_bytes: paged cache; None lets the engine decide from free memory (on CPU: 1 GiB).
         record_bytes: slab for records, per rank.
         record_dtype: how records are stored: "auto" as in the paged cache, "int8" in about half of bfloat16's room.

@@ -12,6 +12,7 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 
 from inferscale_mem.config import InferScaleConfig
+from inferscale_mem.engines.processor import cpu_dtype
 from inferscale_mem.engines.vllm_start import CPU_KV_CACHE_BYTES, GUIDED, connector_config, temporary_key_file
 from inferscale_mem.handle_key import KEY_FILE, load_key
 
@@ -64,6 +65,7 @@ def server_options(model: str, transfer: dict[str, object], given: Sequence[str]
         options["--served-model-name"] = [model, Path(model).name]
     if current_platform.is_cpu():
         options |= {"--enforce-eager": [], "--kv-cache-memory-bytes": [str(CPU_KV_CACHE_BYTES)]}
+        options["--dtype"] = [cpu_dtype("auto")]
     said = {option.partition("=")[0] for option in given}
     added = [word for name, values in options.items() if name not in said for word in (name, *values)]
     return ["--middleware", MIDDLEWARE, *added]

@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from inferscale_mem.config import EngineConfig, vllm_multiprocessing
+from inferscale_mem.engines.processor import cpu_dtype
 from inferscale_mem.engines.serve_options import CONNECTOR
 from inferscale_mem.engines.vllm_backends import Backend, BesideBackend, InProcessBackend
 from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
@@ -67,7 +68,7 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
     on_cpu = current_platform.is_cpu()
     given: dict[str, Any] = {
         "model": model,
-        "dtype": config.dtype,
+        "dtype": cpu_dtype(config.dtype) if on_cpu else config.dtype,
         "max_model_len": config.max_model_len,
         "block_size": config.block_size,
         "enforce_eager": on_cpu if config.enforce_eager is None else config.enforce_eager,

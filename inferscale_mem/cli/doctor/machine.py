@@ -134,7 +134,8 @@ def _cpu() -> tuple[str, bool]:
     if flags is None:
         return f"CPU {machine}, {cores} cores, instruction sets unknown", True
     sets = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
-    return f"CPU {machine}, {cores} cores, {' '.join(sets) or 'no AVX2'}", "avx2" in flags
+    slow = ", float32 by default (slow in 16 bits)" if sets == ["avx2"] else ""
+    return f"CPU {machine}, {cores} cores, {' '.join(sets) or 'no AVX2'}{slow}", "avx2" in flags
 
 
 def _cpu_flags() -> set[str] | None:

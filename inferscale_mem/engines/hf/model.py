@@ -13,6 +13,7 @@ from inferscale_mem.engines.hf import ropes
 from inferscale_mem.engines.hf.cache import RecordingCache
 from inferscale_mem.engines.hf.records import LayerShape
 from inferscale_mem.engines.hf.support import obstacles
+from inferscale_mem.engines.processor import cpu_dtype
 from inferscale_mem.errors import ConfigError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.rope_probe import TOLERANCE
 from inferscale_mem.models.loading import LOADING
@@ -44,7 +45,7 @@ class HFModel:
         if config.connector and (reasons := obstacles(self.config, self.max_model_len)):
             raise UnsupportedModelError(path, reasons)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = _load_model(path, _dtype(config.dtype)).to(self.device).eval()
+        self._model = _load_model(path, _dtype(config.dtype, self.device)).to(self.device).eval()
         self.dtype: torch.dtype = self._model.dtype
         self.vocab_size = int(self._model.get_input_embeddings().num_embeddings)
         if config.connector and self.dtype not in DTYPES.values():
@@ -123,10 +124,10 @@ def _load_model(path: str, dtype: torch.dtype | str) -> Any:
         raise ModelError(f"The model at {path!r} cannot be loaded: {error}") from error
 
 
-def _dtype(name: str) -> torch.dtype | str:
+def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     if name != "auto" and name not in DTYPES:
         raise ConfigError(f"engine.dtype={name!r} is not known; use 'auto' or one of {', '.join(DTYPES)}.")
-    return DTYPES.get(name, "auto")
+    return DTYPES.get(cpu_dtype(name) if device.type == "cpu" else name, "auto")
 
 
 def _context(text: Any, asked: int | None) -> int:
