@@ -23,7 +23,5 @@ def cpu_dtype(asked: str) -> str:
     """
     if asked != "auto" or torch.backends.cpu.get_cpu_capability() != "AVX2":
         return asked
-    logger.info(
-        "float32: this processor (AVX2) is slow in 16 bits. engine.dtype='bfloat16' takes half the memory"
-    )
+    logger.info("float32: this processor (AVX2) is slow in 16 bits. engine.dtype='bfloat16' takes half the memory")
     return "float32"

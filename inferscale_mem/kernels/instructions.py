@@ -79,7 +79,8 @@ def stream_line(_: Any, target: Any, to: Any, source: Any, start: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def turn_line(_: Any, keys: Any, x: Any, y: Any, cos: Any, sin: Any, angle: Any, tile: Any, to: Any, to_y: Any) -> Any:
-    """16 pairs of ``keys``, as ``as_number`` takes them, from x and y on, rotated by the angles from ``angle`` on."""
+    """16 pairs of ``keys``, as ``as_number`` takes them, from x and y on, rotated by the angles from ``angle`` on;
+    into a tile of float32, or of bits of bfloat16."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         side = int(LINE)
@@ -98,7 +99,10 @@ def turn_line(_: Any, keys: Any, x: Any, y: Any, cos: Any, sin: Any, angle: Any,
                 return builder.load(place(0, index, floats), align=4)
             return _widened(builder, builder.load(place(0, index, halves), align=2), side)
 
-        def store_narrowed(turned: Any, index: int) -> None:
+        def store(turned: Any, index: int) -> None:
+            if signature.args[6].dtype == types.float32:
+                builder.store(turned, place(6, index, floats), align=4)
+                return
             bits = builder.bitcast(turned, words)
             odd = builder.and_(builder.lshr(bits, filled(16)), filled(1))
             rounded = builder.lshr(builder.add(builder.add(bits, filled(0x7FFF)), odd), filled(16))
@@ -106,8 +110,8 @@ def turn_line(_: Any, keys: Any, x: Any, y: Any, cos: Any, sin: Any, angle: Any,
 
         a, b = number(1), number(2)
         c, s = (builder.load(place(array, 5, floats), align=4) for array in (3, 4))
-        store_narrowed(builder.fsub(builder.fmul(a, c), builder.fmul(b, s)), 7)
-        store_narrowed(builder.fadd(builder.fmul(b, c), builder.fmul(a, s)), 8)
+        store(builder.fsub(builder.fmul(a, c), builder.fmul(b, s)), 7)
+        store(builder.fadd(builder.fmul(b, c), builder.fmul(a, s)), 8)
         return context.get_dummy_value()
 
     n = types.uint64

@@ -34,16 +34,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [(row["kernel"], row["threads"], row["tokens"], row["what"], row["n"]) for row in result["rows"]] == [
         (f"inject {form}, {packing}", number, tokens, what, 2)
         for tokens in (22, 154)
-        for packing in ("amx", "vec")
-        for form in ("bf16", "int8")
+        for cached, packings in (("bf16", ("amx", "vec")), ("fp32", ("vec",)))
+        for packing in packings
+        for form in (cached, f"int8 to {cached}")
         for number in threads
         for what in ("kernel", "copy")
     ]
-    # Keys and values of two layers, two heads of 32: two bytes each, or one and a scale of two for 32; two written.
+    # Keys and values of two layers, two heads of 32: two bytes each, or one and a scale of two for 32; and as cached.
     numbers = 22 * 2 * 2 * 2 * 32
     moved = {row["kernel"]: row["bytes"] for row in result["rows"] if row["tokens"] == 22}
     assert moved["inject bf16, amx"] == moved["inject bf16, vec"] == numbers * (2 + 2)
-    assert moved["inject int8, amx"] == moved["inject int8, vec"] == numbers * (2 + 1) + numbers // 32 * 2
+    scales = numbers // 32 * 2
+    assert moved["inject int8 to bf16, amx"] == moved["inject int8 to bf16, vec"] == numbers * (2 + 1) + scales
+    assert moved["inject fp32, vec"] == numbers * (4 + 4)
+    assert moved["inject int8 to fp32, vec"] == numbers * (4 + 1) + scales
     assert all(ratio["ulps"] == 0 and ratio["copy_over_kernel"] > 0 for ratio in result["ratios"])
     assert "of a copy" in capsys.readouterr().out
     assert torch.get_num_threads() == every

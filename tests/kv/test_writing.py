@@ -62,8 +62,25 @@ def supported(isa: str) -> bool:
 @pytest.mark.parametrize("rope", [a_rope(torch.bfloat16), None], ids=["rope", "no rope"])
 @pytest.mark.parametrize("isa", [isa for isa in ("amx", "vec", "vec16") if supported(isa)])
 def test_one_pass_writes_what_the_backend_writes(isa: str, rope: RopeTable | None, record_dtype: str) -> None:
-    layers = layers_of(isa, torch.bfloat16, rope)
-    slab = Slab(LAYERS, 20, HEADS, SIZE, torch.bfloat16, torch.device("cpu"), record_dtype)
+    for got, wanted in zip(*written(isa, torch.bfloat16, rope, record_dtype), strict=True):
+        assert wanted.count_nonzero() > 0
+        assert torch.equal(got.view(torch.int16), wanted.view(torch.int16))
+
+
+@pytest.mark.parametrize("record_dtype", RECORD_DTYPES)
+@pytest.mark.parametrize("rope", [a_rope(torch.float32), None], ids=["rope", "no rope"])
+def test_so_it_does_in_float32(rope: RopeTable | None, record_dtype: str) -> None:
+    """But for last bits: vLLM's kernel fuses multiplying and adding."""
+    for got, wanted in zip(*written("vec", torch.float32, rope, record_dtype), strict=True):
+        assert wanted.count_nonzero() > 0
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+        assert torch.equal(got == 0, wanted == 0)
+
+
+def written(isa: str, dtype: torch.dtype, rope: RopeTable | None, record_dtype: str) -> list[list[torch.Tensor]]:
+    """The caches of all layers, written in one pass and by the backend."""
+    layers = layers_of(isa, dtype, rope)
+    slab = Slab(LAYERS, 20, HEADS, SIZE, dtype, torch.device("cpu"), record_dtype)
     fill(slab)
     segments = Rows((7, 2, 19, 3, 12, 4), 3, 40, 7), Rows((5, 11, 0, 8, 1, 6, 13, 9), 1, 61, 47)
     tokens = StepTokens([(segments, ([4, 1, 5, 2],))])
@@ -76,14 +93,12 @@ def test_one_pass_writes_what_the_backend_writes(isa: str, rope: RopeTable | Non
         found.append([layer.module.kv_cache.clone() for layer in layers])
         for layer in layers:
             layer.module.kv_cache.zero_()
-    for got, wanted in zip(*found, strict=True):
-        assert wanted.count_nonzero() > 0
-        assert torch.equal(got.view(torch.int16), wanted.view(torch.int16))
+    return found
 
 
 def test_other_data_types_go_through_the_backend() -> None:
-    layers = layers_of("vec", torch.float32, a_rope(torch.float32))
-    slab = Slab(LAYERS, 4, HEADS, SIZE, torch.float32, torch.device("cpu"))
+    layers = layers_of("vec", torch.float16, a_rope(torch.float16))
+    slab = Slab(LAYERS, 4, HEADS, SIZE, torch.float16, torch.device("cpu"))
     assert [type(writer) for writer in make_writers(layers, slab)] == [BackendWriter]
 
 

@@ -14,7 +14,7 @@ from inferscale_mem.cli.bench.kernel_problem import Case, Problem, ulps
 from inferscale_mem.cli.bench.measuring import in_turns
 from inferscale_mem.cli.bench.prompts import FACT_TOKENS
 from inferscale_mem.cli.bench.report import progress
-from inferscale_mem.kernels.inject.cpu import Injector
+from inferscale_mem.kernels.inject.cpu import FORMS_OF, Injector
 from inferscale_mem.kernels.inject.layout import Form, example, find_layout
 from inferscale_mem.kernels.inject.reference import inject
 from inferscale_mem.kernels.quantise import Stored, parts, quantise
@@ -24,6 +24,7 @@ BLOCK_SIZE = 128
 """vLLM's on CPUs."""
 PACKINGS: dict[str, tuple[Form, Form]] = {"amx": ("column pairs", "token pairs"), "vec": ("columns", "rows")}
 """How vLLM 0.32 packs keys and values of a block on processors with AMX, and on others."""
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 _LARGEST_CACHE = 64 << 20
 """Bytes that the last-level cache is taken to have where the system does not say."""
@@ -36,14 +37,16 @@ def cases(args: argparse.Namespace) -> list[Case]:
     for facts in args.facts:
         count = facts * FACT_TOKENS
         problem = Problem(args.layers, args.heads, args.head_size, count, BLOCK_SIZE, torch.device("cpu"))
-        floats = problem.random(torch.bfloat16), problem.random(torch.bfloat16)
-        forms = {"bf16": floats, "int8": (_in_8_bits(floats[0]), _in_8_bits(floats[1]))}
-        for packing in PACKINGS:
-            memory = problem.memory(torch.bfloat16)
-            for form, stored in forms.items():
-                for threads in dict.fromkeys((1, every)):
-                    progress(f"checking inject, {form}, {packing}, {facts} facts, threads: {threads}")
-                    found.append(injected(problem, f"{form}, {packing}", *stored, PACKINGS[packing], memory, threads))
+        for dtype in FORMS_OF:
+            floats = problem.random(dtype), problem.random(dtype)
+            forms = {NAMES[dtype]: floats, f"int8 to {NAMES[dtype]}": (_in_8_bits(floats[0]), _in_8_bits(floats[1]))}
+            for packing in (name for name, made_of in PACKINGS.items() if not set(made_of) - set(FORMS_OF[dtype])):
+                memory = problem.memory(dtype)
+                for form, stored in forms.items():
+                    name = f"{form}, {packing}"
+                    for threads in dict.fromkeys((1, every)):
+                        progress(f"checking inject, {name}, {facts} facts, threads: {threads}")
+                        found.append(injected(problem, name, *stored, PACKINGS[packing], memory, threads))
     return found
 
 

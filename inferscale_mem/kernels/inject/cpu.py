@@ -1,4 +1,4 @@
-"""Inject on a CPU, into bfloat16: slab to paged cache in one pass, without a copy in between.
+"""Inject on a CPU, into bfloat16 or float32: slab to paged cache in one pass, without a copy in between.
 
 A run of tokens that share a block is rotated into a small tile that stays in the processor's first-level cache, and
 from there written in the order in which the backend packs a block. What is read is asked for some rows ahead, and whole
@@ -19,7 +19,7 @@ from numba.core import types
 from numba.extending import overload
 
 from inferscale_mem.kernels.compiling import HALF_WORD, ONE, OPTIONS, TWO, ZERO, inline, jit
-from inferscale_mem.kernels.inject.layout import FORMS, BlockLayout
+from inferscale_mem.kernels.inject.layout import FORMS, BlockLayout, Form
 from inferscale_mem.kernels.inject.packed import put
 from inferscale_mem.kernels.instructions import (
     LINE,
@@ -44,17 +44,20 @@ CACHE_LINE = int(_WORD * LINE)
 """Bytes."""
 _AHEAD = np.uint64(12)
 """Rows; so many before one is read, it is asked for."""
+FORMS_OF: dict[torch.dtype, tuple[Form, ...]] = {torch.bfloat16: FORMS, torch.float32: ("rows", "columns")}
+"""Data types of caches -> the forms that are known of them."""
 
 
 class Injector:
     """Writes rows of a slab into the paged caches of some of its layers.
 
     Args:
-        keys: before RoPE, [L, R, H, D], contiguous: bfloat16, or int8 with a scale for each head of a row.
+        keys: before RoPE, [L, R, H, D], contiguous: in the caches' dtype, or int8 with a scale for each head of a row.
         values: likewise.
         layers: which of the L.
-        caches: one per layer: contiguous bfloat16, a whole number of blocks, from the start of a cache line on.
-        key_layout, value_layout: of a block of theirs.
+        caches: one per layer: contiguous, bfloat16 or float32, a whole number of blocks, from the start of a cache line
+            on.
+        key_layout, value_layout: of a block of theirs; in float32, "rows" or "columns".
         threads: to use, this one included.
     """
 
@@ -68,12 +71,14 @@ class Injector:
         value_layout: BlockLayout,
         threads: int = 1,
     ) -> None:
-        stored = [_codes_and_scales(part) for part in (keys, values)]
+        dtype = caches[0].dtype
+        stored = [_codes_and_scales(part, dtype) for part in (keys, values)]
         tensors = (*caches, *(tensor for pair in stored for tensor in pair))
         assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
-        assert all(cache.dtype == torch.bfloat16 and cache.data_ptr() % CACHE_LINE == 0 for cache in caches)
+        assert all(cache.dtype == dtype and cache.data_ptr() % CACHE_LINE == 0 for cache in caches)
+        assert all(layout.form in FORMS_OF[dtype] for layout in (key_layout, value_layout))
         self._kept = tensors  # the addresses below are theirs
-        self._run_on = _compiled(isinstance(keys, Quantised)).address
+        self._run_on = _compiled(dtype, isinstance(keys, Quantised)).address
         self._run = int(np.gcd.reduce([key_layout.group, value_layout.group, _LONGEST_RUN]))
         heads, size = keys.shape[2:]
         self._layers = np.asarray(layers, dtype=np.uint64)
@@ -90,7 +95,7 @@ class Injector:
         )  # fmt: skip
         self._threads = threads
         # A tile, lines to send, and one token as numbers.
-        words = self._run * heads * size // 2 + (int(LINE) + 1) * self._run + size + heads * size
+        words = self._run * heads * size * dtype.itemsize // 4 + (int(LINE) + 1) * self._run + size + heads * size
         self._scratch = torch.empty((threads, -(-words // 16) * 64), dtype=torch.uint8)
 
     def __call__(
@@ -123,11 +128,11 @@ class Injector:
         on_all_threads(self._run_on, call.ctypes.data, self._threads)
 
 
-def _codes_and_scales(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the kernel reads them: bits of bfloat16 and nothing, or codes and bits of scales."""
+def _codes_and_scales(stored: Stored, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the kernel reads them: bits of bfloat16, or numbers, and nothing; or codes and bits of scales."""
     if isinstance(stored, torch.Tensor):
-        assert stored.dtype == torch.bfloat16
-        return stored.view(torch.uint16), torch.empty(0, dtype=torch.uint16)
+        assert stored.dtype == dtype
+        return stored if dtype == torch.float32 else stored.view(torch.uint16), torch.empty(0, dtype=torch.uint16)
     assert (stored.bits, stored.rows, stored.channels) == (8, 1, stored.shape[-1])
     return stored.codes, stored.scale.view(torch.uint16)
 
@@ -143,6 +148,21 @@ def _narrow(number):  # type: ignore[no-untyped-def]
     """Rounded to nearest, ties to even."""
     bits = as_bits(number)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> HALF_WORD) & np.uint32(1))) >> HALF_WORD)
+
+
+def _store(tile: Any, at: Any, number: Any) -> None:
+    """A number into a tile, rounded to what that holds."""
+
+
+@overload(_store, jit_options=OPTIONS)
+def _choose_store(tile, at, number):  # type: ignore[no-untyped-def]
+    def as_it_is(tile, at, number):  # type: ignore[no-untyped-def]
+        tile[at] = number
+
+    def narrowed(tile, at, number):  # type: ignore[no-untyped-def]
+        tile[at] = _narrow(number)
+
+    return as_it_is if tile.dtype == types.float32 else narrowed
 
 
 @inline
@@ -165,20 +185,32 @@ def _codes(call, at):  # type: ignore[no-untyped-def]
     return numba.carray(pointer(call[at]), (call[at + 1],), np.int8)
 
 
-def _share_of_floats(address):  # type: ignore[no-untyped-def]
+def _share_of_half_words(address):  # type: ignore[no-untyped-def]
     """Take pieces of a call, as made by ``Injector``, until none is left; run by all threads at once."""
     call = numba.carray(address, (52,), np.uint64)
-    _share(call, _half_words(call, 36), None, _half_words(call, 38), None)
+    _share(call, _half_words(call, 36), None, _half_words(call, 38), None, np.uint16)
+
+
+def _share_of_floats(address):  # type: ignore[no-untyped-def]
+    """The same in float32."""
+    call = numba.carray(address, (52,), np.uint64)
+    _share(call, _floats(call, 36), None, _floats(call, 38), None, np.float32)
 
 
 def _share_of_codes(address):  # type: ignore[no-untyped-def]
     """The same for rows in 8 bits."""
     call = numba.carray(address, (52,), np.uint64)
-    _share(call, _codes(call, 36), _half_words(call, 48), _codes(call, 38), _half_words(call, 50))
+    _share(call, _codes(call, 36), _half_words(call, 48), _codes(call, 38), _half_words(call, 50), np.uint16)
+
+
+def _share_of_codes_as_floats(address):  # type: ignore[no-untyped-def]
+    """The same for rows in 8 bits and caches in float32."""
+    call = numba.carray(address, (52,), np.uint64)
+    _share(call, _codes(call, 36), _half_words(call, 48), _codes(call, 38), _half_words(call, 50), np.float32)
 
 
 @jit
-def _share(call, keys, key_scales, values, value_scales):  # type: ignore[no-untyped-def]
+def _share(call, keys, key_scales, values, value_scales, element):  # type: ignore[no-untyped-def]
     thread = take(call, np.uint64(1), ONE)
     scratch, pieces, share = call[2] + thread * call[3], call[4], call[5]
     starts, rows, blocks, offsets = _numbers(call, 20), _numbers(call, 22), _numbers(call, 24), _numbers(call, 26)
@@ -191,7 +223,7 @@ def _share(call, keys, key_scales, values, value_scales):  # type: ignore[no-unt
             first, min(first + share, pieces), scratch, starts, rows, blocks, offsets, cos, sin, call[6],
             call[7] != ZERO, call[8], call[9], call[10], call[11], layers, caches, call[12], call[13], keys,
             key_scales, values, value_scales, call[14], key_token, key_channel, call[15], call[16], call[17],
-            value_token, value_channel, call[18], call[19],
+            value_token, value_channel, call[18], call[19], element,
         )  # fmt: skip
         first = take(call, ZERO, share)
     finish_streams()
@@ -201,19 +233,20 @@ def _share(call, keys, key_scales, values, value_scales):  # type: ignore[no-unt
 def _inject(  # type: ignore[no-untyped-def]
     first, last, scratch, starts, rows, blocks, offsets, cos, sin, half, is_neox_style, run, num_rows, heads, size,
     layers, caches, total, block_size, keys, key_scales, values, value_scales, key_form, key_token, key_channel,
-    key_head, key_chunk, value_form, value_token, value_channel, value_head, value_chunk,
+    key_head, key_chunk, value_form, value_token, value_channel, value_head, value_chunk, element,
 ):  # fmt: skip
     width = heads * size
-    tile = numba.carray(pointer(scratch), (run * width,), np.uint16)
-    words = numba.carray(pointer(scratch), (run * width // TWO,), np.uint32)
+    tile = numba.carray(pointer(scratch), (run * width,), element)
+    bytes_each = np.uint64(tile.itemsize)
+    words = numba.carray(pointer(scratch), (run * width * bytes_each // _WORD,), np.uint32)
     room = LINE * run + run + size
-    lines = numba.carray(pointer(scratch + TWO * run * width), (room,), np.uint32)
-    plain = numba.carray(pointer(scratch + TWO * run * width + _WORD * room), (width,), np.float32)
+    lines = numba.carray(pointer(scratch + bytes_each * run * width), (room,), np.uint32)
+    plain = numba.carray(pointer(scratch + bytes_each * run * width + _WORD * room), (width,), np.float32)
     runs = np.uint64(starts.size) - ONE
     for number in range(first, last):
         index, run_number = number // runs, number % runs
-        cache = numba.carray(pointer(caches[index]), (total,), np.uint16)
-        cache_words = numba.carray(pointer(caches[index]), (total // TWO,), np.uint32)
+        cache = numba.carray(pointer(caches[index]), (total,), element)
+        cache_words = numba.carray(pointer(caches[index]), (total * bytes_each // _WORD,), np.uint32)
         begin = starts[run_number]
         count = starts[run_number + ONE] - begin
         offset, block = offsets[begin], blocks[begin] * block_size
@@ -280,7 +313,7 @@ def _choose_values(values, scales, row, plain, tile, to, heads, size):  # type: 
     def codes(values, scales, row, plain, tile, to, heads, size):  # type: ignore[no-untyped-def]
         _dequantise(values, scales, row, heads, size, plain)
         for j in range(heads * size):
-            tile[to + j] = _narrow(plain[j])
+            _store(tile, to + j, plain[j])
 
     return floats if isinstance(scales, types.NoneType) else codes
 
@@ -309,19 +342,27 @@ def _turn(  # type: ignore[no-untyped-def]
         elif is_neox_style:
             for d in range(half):
                 x, y, c, s = as_number(keys[a + d]), as_number(keys[a + half + d]), cos[angle + d], sin[angle + d]
-                tile[to + d] = _narrow(x * c - y * s)
-                tile[to + half + d] = _narrow(y * c + x * s)
+                _store(tile, to + d, x * c - y * s)
+                _store(tile, to + half + d, y * c + x * s)
         else:
             for d in range(half):
                 x, y = as_number(keys[a + TWO * d]), as_number(keys[a + TWO * d + ONE])
                 c, s = cos[angle + d], sin[angle + d]
-                tile[to + TWO * d] = _narrow(x * c - y * s)
-                tile[to + TWO * d + ONE] = _narrow(y * c + x * s)
+                _store(tile, to + TWO * d, x * c - y * s)
+                _store(tile, to + TWO * d + ONE, y * c + x * s)
         for d in range(TWO * half, size):
-            tile[to + d] = _narrow(as_number(keys[a + d]))
+            _store(tile, to + d, as_number(keys[a + d]))
+
+
+_SHARES = {
+    (torch.bfloat16, False): _share_of_half_words,
+    (torch.bfloat16, True): _share_of_codes,
+    (torch.float32, False): _share_of_floats,
+    (torch.float32, True): _share_of_codes_as_floats,
+}
 
 
 @lru_cache
-def _compiled(codes: bool) -> Any:
+def _compiled(dtype: torch.dtype, codes: bool) -> Any:
     """What a thread runs, with its address."""
-    return jit(_share_of_codes if codes else _share_of_floats, partial(numba.cfunc, types.void(types.voidptr)))
+    return jit(_SHARES[dtype, codes], partial(numba.cfunc, types.void(types.voidptr)))

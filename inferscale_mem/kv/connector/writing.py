@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from inferscale_mem.kernels.inject.cpu import Injector
     from inferscale_mem.kernels.inject.fused import Injector as FusedInjector
 
+ONE_PASS = (torch.bfloat16, torch.float32)
+"""Data types of paged caches on a CPU that ``OnePassWriter`` writes."""
+
 
 class Writer(Protocol):
     """Writes to some layers of one KV cache group."""
@@ -129,15 +132,17 @@ def make_fused(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab
 def _one_pass(indices: Sequence[int], layers: Sequence[CachedLayer], slab: Slab) -> Writer | None:
     """None: no kernel for this device, data type or layout."""
     caches = [layer.module.kv_cache for layer in layers]
-    if not all(cache.is_contiguous() and cache.dtype == slab.dtype == torch.bfloat16 for cache in caches):
+    if not all(cache.is_contiguous() and cache.dtype == slab.dtype in ONE_PASS for cache in caches):
         return None
     key_layout, value_layout = (find_layout(places) for places in (layers[0].packing.keys, layers[0].packing.values))
     if key_layout is None or value_layout is None:
         return None
     # Only now: numba is for CPUs, and vLLM 0.32 cannot start a worker in a process that has it loaded.
-    from inferscale_mem.kernels.inject.cpu import CACHE_LINE, Injector
+    from inferscale_mem.kernels.inject.cpu import CACHE_LINE, FORMS_OF, Injector
 
     if any(cache.data_ptr() % CACHE_LINE for cache in caches):
+        return None
+    if {key_layout.form, value_layout.form} - set(FORMS_OF[slab.dtype]):
         return None
     injector = Injector(slab.keys, slab.values, indices, caches, key_layout, value_layout, torch.get_num_threads())
     return OnePassWriter(layers[0], injector)
