@@ -1,10 +1,11 @@
-"""Exactness on the real model, as users run it (bfloat16, beside this process) and in float32."""
+"""Exactness on the real model, as users run it (beside this process, in what suits the processor) and in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 from exact import encode, first_token, plain
 
 from inferscale_mem.config import EngineConfig
@@ -37,8 +38,11 @@ def inject_chained(engine: Engine, prompt: list[Segment]) -> None:
         encode(engine, prompt[:n], segment)
 
 
-def test_bfloat16_is_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
-    assert vllm_engine.info.dtype == "bfloat16"
+NEAR = {"bfloat16": 5e-3, "float32": 1e-5}
+"""KL that rounding allows."""
+
+
+def test_answers_are_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
     found = []
     for padding in range(0, 36, 3):
         prompt = conversation(vllm_engine, padding, "bf16")
@@ -46,7 +50,7 @@ def test_bfloat16_is_as_near_as_rounding_allows(vllm_engine: Engine) -> None:
         got = first_token(vllm_engine, prompt)
         assert got.report.tokens_injected == sum(len(s.token_ids) for s in prompt[:-1])
         found.append(first_token(vllm_engine, plain(prompt)).kl(got))
-    assert max(found) < 5e-3, found
+    assert max(found) < NEAR[vllm_engine.info.dtype], found
 
 
 def test_how_much_of_a_prompt_was_cached(vllm_engine: Engine) -> None:
@@ -72,14 +76,15 @@ def float32_engine(smollm2_path: str) -> Iterator[Engine]:
     engine.close()
 
 
-def test_records_in_8_bits_take_half_the_room_and_are_near(smollm2_path: str, vllm_engine: Engine) -> None:
+def test_records_in_8_bits_take_less_room_and_are_near(smollm2_path: str, vllm_engine: Engine) -> None:
     from inferscale_mem.engines.vllm_local import VllmEngine
 
     sizes = {"max_model_len": 1024, "kv_cache_bytes": 128 << 20, "record_bytes": 32 << 20}
     engine = VllmEngine(smollm2_path, EngineConfig(multiprocess=False, record_dtype="int8", **sizes))
     try:
         assert engine.info.record_dtype == "int8" and engine.info.fingerprint != vllm_engine.info.fingerprint
-        assert engine.info.bytes_per_token / vllm_engine.info.bytes_per_token == pytest.approx((64 + 2) / 128)
+        whole = 64 * getattr(torch, engine.info.dtype).itemsize
+        assert engine.info.bytes_per_token / vllm_engine.info.bytes_per_token == pytest.approx((64 + 2) / whole)
         found = []
         for padding in (0, 7, 21):
             prompt = conversation(engine, padding, "int8")
