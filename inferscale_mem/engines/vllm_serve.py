@@ -63,10 +63,11 @@ def server_options(model: str, transfer: dict[str, object], given: Sequence[str]
     }
     if Path(model).is_dir():  # clients on other machines do not know the path
         options["--served-model-name"] = [model, Path(model).name]
+    said = {option.partition("=")[0] for option in given}
     if current_platform.is_cpu():
         options |= {"--enforce-eager": [], "--kv-cache-memory-bytes": [str(CPU_KV_CACHE_BYTES)]}
-        options["--dtype"] = [cpu_dtype("auto")]
-    said = {option.partition("=")[0] for option in given}
+        if "--dtype" not in said:
+            options["--dtype"] = [cpu_dtype("auto")]
     added = [word for name, values in options.items() if name not in said for word in (name, *values)]
     return ["--middleware", MIDDLEWARE, *added]
 
