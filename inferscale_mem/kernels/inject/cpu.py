@@ -20,7 +20,7 @@ from numba.extending import overload
 
 from inferscale_mem.kernels.compiling import HALF_WORD, ONE, OPTIONS, TWO, ZERO, inline, jit
 from inferscale_mem.kernels.inject.layout import FORMS, BlockLayout, Form
-from inferscale_mem.kernels.inject.packed import put
+from inferscale_mem.kernels.inject.packed import put_half_words, put_words
 from inferscale_mem.kernels.instructions import (
     LINE,
     as_bits,
@@ -257,14 +257,14 @@ def _inject(  # type: ignore[no-untyped-def]
                 keys, key_scales, layer + rows[begin + k], plain, tile, k * width, cos, sin, (begin + k) * half, half,
                 is_neox_style, heads, size,
             )  # fmt: skip
-        put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, key_form, key_token,
-             key_channel, key_head, key_chunk)  # fmt: skip
+        _put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, key_form, key_token,
+              key_channel, key_head, key_chunk)  # fmt: skip
         for k in range(count):
             _fetch_row(values, layer, rows, begin + k + _AHEAD, width)
             _take_values(  # type: ignore[no-untyped-call]
                 values, value_scales, layer + rows[begin + k], plain, tile, k * width, heads, size
             )
-        put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
+        _put(tile, words, lines, count, offset, heads, size, cache, cache_words, block, value_form, value_token,
              value_channel, value_head, value_chunk)  # fmt: skip
 
 
@@ -327,6 +327,35 @@ def _dequantise(codes, scales, row, heads, size, plain):  # type: ignore[no-unty
         at, to = (row * heads + head) * size, head * size
         for d in range(size):
             plain[to + d] = np.float32(codes[at + d]) * scale
+
+
+def _put(
+    tile: Any, words: Any, lines: Any, count: Any, offset: Any, heads: Any, size: Any, cache: Any, cache_words: Any,
+    block: Any, form: Any, token: Any, channel: Any, head_stride: Any, chunk: Any,
+) -> None:  # fmt: skip
+    """A tile into a block; see ``packed``."""
+
+
+@overload(_put, jit_options=OPTIONS)
+def _choose_put(  # type: ignore[no-untyped-def]
+    tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride, chunk
+):  # fmt: skip
+    def of_words(  # type: ignore[no-untyped-def]
+        tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride,
+        chunk,
+    ):  # fmt: skip
+        put_words(words, lines, count, offset, heads, size, cache_words, block, form, token, channel, head_stride)
+
+    def of_half_words(  # type: ignore[no-untyped-def]
+        tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride,
+        chunk,
+    ):  # fmt: skip
+        put_half_words(
+            tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel,
+            head_stride, chunk,
+        )  # fmt: skip
+
+    return of_words if tile.dtype == types.float32 else of_half_words
 
 
 @jit

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba.core import types
-from numba.extending import overload
 
-from inferscale_mem.kernels.compiling import HALF_WORD, ONE, OPTIONS, TWO, ZERO, inline, jit
+from inferscale_mem.kernels.compiling import HALF_WORD, ONE, TWO, ZERO, inline, jit
 from inferscale_mem.kernels.inject.layout import FORMS
 from inferscale_mem.kernels.instructions import LINE, interleave, stream_line, transpose
 
@@ -16,39 +12,11 @@ _ROWS, _COLUMNS, _COLUMN_PAIRS, _TOKEN_PAIRS = range(4)
 assert FORMS == ("rows", "columns", "column pairs", "token pairs")
 
 
-def put(
-    tile: Any, words: Any, lines: Any, count: Any, offset: Any, heads: Any, size: Any, cache: Any, cache_words: Any,
-    block: Any, form: Any, token: Any, channel: Any, head_stride: Any, chunk: Any,
-) -> None:  # fmt: skip
-    """A tile [count, heads, size] into a block, from its token ``offset`` on."""
-
-
-@overload(put, jit_options=OPTIONS)
-def _choose_put(  # type: ignore[no-untyped-def]
-    tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride, chunk
-):  # fmt: skip
-    def of_words(  # type: ignore[no-untyped-def]
-        tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride,
-        chunk,
-    ):  # fmt: skip
-        _put_words(words, lines, count, offset, heads, size, cache_words, block, form, token, channel, head_stride)
-
-    def of_half_words(  # type: ignore[no-untyped-def]
-        tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride,
-        chunk,
-    ):  # fmt: skip
-        _put_half_words(
-            tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel,
-            head_stride, chunk,
-        )  # fmt: skip
-
-    return of_words if tile.dtype == types.float32 else of_half_words
-
-
 @jit
-def _put_words(  # type: ignore[no-untyped-def]
+def put_words(  # type: ignore[no-untyped-def]
     words, lines, count, offset, heads, size, cache_words, block, form, token, channel, head_stride
 ):  # fmt: skip
+    """A tile [count, heads, size] of words into a block, from its token ``offset`` on: rows, or columns."""
     width = heads * size
     for head in range(heads):
         base, a = block + head * head_stride, head * size
@@ -64,9 +32,10 @@ def _put_words(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _put_half_words(  # type: ignore[no-untyped-def]
+def put_half_words(  # type: ignore[no-untyped-def]
     tile, words, lines, count, offset, heads, size, cache, cache_words, block, form, token, channel, head_stride, chunk
 ):  # fmt: skip
+    """A tile [count, heads, size] of half words, likewise: all forms."""
     width = heads * size
     half_words = lines.view(np.uint16)
     for head in range(heads):
