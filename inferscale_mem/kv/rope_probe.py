@@ -21,17 +21,18 @@ FLOOR = 1e-3
 STRETCHES = 24
 """Positions are averaged over so many stretches: rounding averages out, a rotation does not."""
 NEIGHBOURS = 5
-"""Pairs of which the median counts: a wrong rotation turns neighbouring pairs alike, rounding hits the short ones."""
+"""Pairs whose median counts in 16 bits: a wrong rotation turns neighbours alike, rounding hits the short ones."""
 
 
-def deviation(keys: torch.Tensor, table: RopeTable | None) -> float:
-    """How far keys are from constant: the worst few neighbouring pairs of channels, relative to their length.
+def deviation(keys: torch.Tensor, table: RopeTable | None, computed: torch.dtype) -> float:
+    """How far keys are from constant: the worst pair of channels, or few neighbouring ones, relative to their length.
 
     Pair by pair, because a few channels of hardly any rotation can be a hundred times larger than all others.
 
     Args:
         keys: before RoPE (un-rotated), of one token at T positions, [T, H, D], any float dtype.
         table: what was undone; None for a layer without RoPE.
+        computed: dtype in which the model computes; in float32 every pair counts.
     """
     plain = keys.float()
     length = _pair_lengths(plain, table).mean(dim=0)
@@ -39,6 +40,8 @@ def deviation(keys: torch.Tensor, table: RopeTable | None) -> float:
     moved = _pair_lengths(means - means[:1], table).amax(dim=0)
     shrunk = (length - _pair_lengths(means, table)).amax(dim=0)  # what goes round within a stretch averages to nothing
     off = torch.maximum(moved, shrunk) / length.clamp_min(FLOOR * float(length.median()) + 1e-30)
+    if computed == torch.float32:
+        return float(off.max())
     size = min(NEIGHBOURS, off.shape[-1])
     return float(off.unfold(-1, size, 1).movedim(0, -1).flatten(-2).median(dim=-1).values.max())
 

@@ -88,11 +88,11 @@ def test_state_space_layers_are_refused(tmp_path: Path) -> None:
         TransformersEngine(str(tmp_path), dataclasses.replace(PLAIN, max_model_len=128))
 
 
-@pytest.mark.parametrize(("channel", "factor"), [(slice(None), 0.8), (slice(-4, None), 0.5), (slice(0, 3), 0.9)])
+@pytest.mark.parametrize(("channel", "factor"), [(slice(None), 0.8), (slice(-4, None), 0.5), (slice(0, 1), 0.9)])
 def test_the_probe_sees_a_wrong_rotation(
     llama: str, monkeypatch: pytest.MonkeyPatch, channel: slice, factor: float
 ) -> None:
-    """Of all channels, of the slowest ones only, of the fastest ones only."""
+    """Of all channels, of the slowest ones only, of one alone."""
     right = ropes.candidates
 
     def wrong(*args: Any) -> Any:

@@ -29,9 +29,9 @@ def keys(applied: RopeTable | None, *, noise: float = 0.0, heads: int = HEADS) -
     return rotate(plain, torch.arange(POSITIONS), applied)
 
 
-def off(held: torch.Tensor, undone: RopeTable | None) -> float:
+def off(held: torch.Tensor, undone: RopeTable | None, computed: torch.dtype = torch.bfloat16) -> float:
     """How far they are from constant without a rotation."""
-    return deviation(unrotate(held, torch.arange(POSITIONS), undone), undone)
+    return deviation(unrotate(held, torch.arange(POSITIONS), undone), undone, computed)
 
 
 RIGHT = [table(), table(neox=False), table(rotary_dim=32), table(rotary_dim=16, neox=False), None]
@@ -40,7 +40,7 @@ RIGHT = [table(), table(neox=False), table(rotary_dim=32), table(rotary_dim=16, 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("rope", RIGHT)
 def test_the_right_rotation_leaves_nothing(rope: RopeTable | None, heads: int) -> None:
-    assert off(keys(rope, heads=heads), rope) < TOLERANCE[torch.float32]
+    assert off(keys(rope, heads=heads), rope, torch.float32) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("rope", RIGHT)
@@ -76,10 +76,10 @@ def test_few_positions_do(count: int) -> None:
     """A model of a short context, or an engine that asks at few positions, spread out."""
     at = torch.arange(POSITIONS)[:: math.ceil(POSITIONS / count)]
     right, wrong = keys(table())[at], keys(table(1.2e5))[at]
-    assert deviation(unrotate(right, at, table()), table()) < TOLERANCE[torch.float32]
-    assert (deviation(unrotate(wrong, at, table()), table()) > TOLERANCE[torch.bfloat16]) == (count > 1)
+    assert deviation(unrotate(right, at, table()), table(), torch.float32) < TOLERANCE[torch.float32]
+    assert (deviation(unrotate(wrong, at, table()), table(), torch.bfloat16) > TOLERANCE[torch.bfloat16]) == (count > 1)
 
 
 def test_heads_smaller_than_a_window_of_pairs() -> None:
     small = torch.ones(POSITIONS, 1, 4)
-    assert deviation(small, None) == 0.0
+    assert deviation(small, None, torch.bfloat16) == 0.0

@@ -54,4 +54,4 @@ def choose(keys: torch.Tensor, positions: torch.Tensor, tables: Sequence[Candida
     """The rotation that explains a layer's keys best, and how far off it is."""
     fitting = [c for c in tables if c.table is None or c.table.rotary_dim <= keys.shape[-1]]
     plain = ((c, unrotate(keys, positions, c.table, dtype=torch.float32)) for c in fitting)
-    return min(((c, deviation(k, c.table)) for c, k in plain), key=lambda pair: pair[1])
+    return min(((c, deviation(k, c.table, keys.dtype)) for c, k in plain), key=lambda pair: pair[1])

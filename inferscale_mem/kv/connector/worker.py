@@ -84,7 +84,9 @@ class WorkerSide:
         keys, _ = layer.read(slots)
         self._probed[layer.name].append(unrotate(keys, positions, layer.rope))
         if final:
-            self._report.deviations[layer.name] = deviation(torch.cat(self._probed.pop(layer.name)), layer.rope)
+            self._report.deviations[layer.name] = deviation(
+                torch.cat(self._probed.pop(layer.name)), layer.rope, keys.dtype
+            )
 
 
 def _by_shape(layers: Sequence[CachedLayer]) -> list[list[CachedLayer]]:
