@@ -17,7 +17,8 @@ export MEM0_TELEMETRY ?= false
 
 help:
 	@echo "make chat    talk to a model that remembers you (/help in it lists what it can do)"
-	@echo "make test    all tests, fast ones first;  ARGS='-m \"not engine\"' leaves out those that start vLLM"
+	@echo "make test    all tests, fast ones first;  ARGS='-m \"not engine\"' leaves out those that start vLLM;"
+	@echo "             a worker for each core, up to 4;  ARGS='-n 0' runs them in one process"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   all benchmarks, some 20 minutes; BENCH='ttft kernels' only these, ARGS for each of them"
 	@echo "make lock    make requirements/cpu.lock again"
@@ -30,7 +31,7 @@ chat: $(READY)
 	@$(OFFLINE) $(BIN)/python examples/chatbot.py $(ARGS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .
