@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+BESIDE = (".jsonl", ".png", ".svg")
+"""Endings of what may be written beside ``--json FILE``: a log, pictures."""
+
 
 class Subcommand(argparse.ArgumentParser):
     """A parser for ``add_subparsers(parser_class=…)`` that shows its own usage where an argument is not known; argparse
@@ -40,6 +43,9 @@ def _writable(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"there is no folder {folder}; make it first, or name another file")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written; name another file")
+    if path.suffix != ".json":
+        raise argparse.ArgumentTypeError(f"{text} must end in .json: what is written beside it ends otherwise")
+    for beside in (path, *(path.with_suffix(ending) for ending in BESIDE)):
+        if not os.access(beside if beside.exists() else folder, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{beside} cannot be written; name another file")
     return path

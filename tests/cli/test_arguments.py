@@ -38,6 +38,8 @@ def test_results_that_cannot_be_written(command: str, tmp_path: Path, capsys: py
     assert f"there is no folder {tmp_path / 'no' / 'such'}; make it first" in said
     assert not (tmp_path / "no").exists()
     assert "is a folder; name a file" in refused([*words, "--json", str(tmp_path)], capsys)
+    for name in ("x.jsonl", "x.png", "Llama-3.1"):
+        assert "must end in .json" in refused([*words, "--json", str(tmp_path / name)], capsys)
     file = tmp_path / "good.json"
     with pytest.raises(AssertionError, match="it started"):
         cli.main([*words, "--json", str(file)])

@@ -76,6 +76,31 @@ def test_throughput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert len({plan.facts[0].record for plan in plans if plan.facts}) == 3 * 4, "in another order each time"
 
 
+def test_what_is_injected_was_never_sent_before() -> None:
+    """Else the prefix cache would serve it, and nothing would be injected: few facts have few orders."""
+    engine = bench_helpers.fake(KEY, record_bytes=64 << 20)
+    bench = bench_on(engine)
+
+    def sent(before: int) -> list[tuple[Any, ...]]:
+        return [plan.segments for plan, _ in engine.requests[before:] if plan.segments[0].record]
+
+    for k in (0, 1, 2, 3):
+        before = len(engine.requests)
+        rows = ttft.measure(bench, k, 7, 2)
+        # Once by the check before, in the same order as the round that does not count.
+        found = sent(before)
+        assert len(found) == 9 and found[0] == found[1] and len(set(found)) == 8
+        assert [len(row.ttft_ms) for row in rows] == [2, 7, 7]
+    users = throughput.make_users(bench, 2, 4)
+    before = len(engine.requests)
+    for number in (1, 2):  # the same user at both concurrencies
+        throughput.measure(bench, users[:number], 2, 3, 1)
+    assert len(sent(before)) == len(set(sent(before))) == 4 + 2 * 4
+    with pytest.raises(SelfTestError, match="only 8 orders"):
+        throughput.measure(bench, users, 2, 3, 1)
+    engine.close()
+
+
 def test_text_is_new_each_time_and_warm_is_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bench_helpers.fake(KEY)
     users = throughput.make_users(bench_on(engine), 2, 3)
@@ -98,7 +123,7 @@ def test_what_is_not_injected_is_an_error(measured: str) -> None:
     engine.evict_all()
     with pytest.raises(SelfTestError, match="0 tokens and 0 facts were injected"):
         if measured == "ttft":
-            ttft._ttft(engine, "injected", users[0].reordered(1), users[0])
+            ttft._ttft(engine, "injected", users[0].reordered(), users[0])
         else:
             throughput.measure(bench, users, 2, 1, 1)
     engine.close()

@@ -14,9 +14,10 @@ import pytest
 import tiny_models
 
 from inferscale_mem.cli import main as cli
-from inferscale_mem.cli.eval import asking, command
+from inferscale_mem.cli.eval import asking, command, report, summary
 from inferscale_mem.cli.eval.judge import Judge, planted
 from inferscale_mem.cli.eval.locomo import read
+from inferscale_mem.cli.eval.log import ANSWER, Log
 from inferscale_mem.errors import EngineError, InputError
 
 POLICIES = ("alone", "fact_chain(2, nearest)", "dialog_window(2)")
@@ -81,7 +82,8 @@ def test_plain_text_is_what_everything_is_measured_from(result: dict[str, Any]) 
         assert row(result, "none", k)["ll"] - text["ll"] == pytest.approx(row(result, "none", k)["dll"], abs=1e-5)
         assert abs(again["kl_mean"]) < 1e-9, "the same request gives the same on this engine"
         alone = row(result, "alone", k)
-        assert alone["kl_mean"] > 1e-3 and alone["closed_kl"] == alone["closed_ll"] == 0
+        assert alone["kl_mean"] > 1e-3 and alone["closed_kl"] == 0
+        assert alone["closed_ll"] == (0 if alone["dll"] < 0 else None)
         assert row(result, "none", k)["kl_mean"] > 1e-3
         assert alone["kl_mean_se"] > 0 and alone["facts"] == k
 
@@ -177,6 +179,10 @@ def test_facts_that_the_memorys_llm_extracts(given: list[str], tmp_path: Path, m
         (["--categories", "3"], "No question"),
         (["--record-gb", "0.0003"], "--record-gb"),
         (["--judge-url", "http://127.0.0.1:1/v1"], "--judge-model"),
+        (["--judge-url", "127.0.0.1:1/v1", "--judge-model", "m"], "http://"),
+        (["--text-tail", "2"], "nothing to inject"),
+        (["--record-gb", "nan"], "--record-gb"),
+        (["--record-gb", "inf"], "--record-gb"),
     ],
 )
 def test_what_is_wrong_is_said_at_once(
@@ -234,7 +240,10 @@ def test_a_judge_and_how_often_it_accepts_what_is_wrong(
     assert len(seen) == asked + 4, "verdicts are kept; only planted answers are judged again"
 
 
-def test_a_judge_that_cannot_be_asked(endpoint: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_judge_that_cannot_be_asked(
+    endpoint: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferscale_mem.cli.eval.judge.RETRY_AFTER_S", ())
     with pytest.raises(InputError, match="404"):
         Judge(endpoint[0], "unknown").accepts("q", "a", "b")
     with pytest.raises(EngineError, match="--judge-url"):
@@ -250,6 +259,106 @@ def test_planted_answers_are_wrong_and_of_the_same_category(data: Path) -> None:
     ]
 
 
-def test_questions_are_spread_over_the_list() -> None:
-    assert command._spread(range(10), 2) == [2, 7]
-    assert command._spread(range(3), 5) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        *(("RIGHT", True), ("**Wrong**", False), ("Hm. Right.", True), ("WRONG. It is not right.", False)),
+        ("The right answer is Lyon, so it is wrong", False),
+        ("Right or wrong? I", True),
+        *(
+            ("The right answer is Lyon, but this says bread, so it is", None),
+            ("Lyon", None),
+            ("It is right, or wrong", None),
+        ),
+    ],
+)
+def test_verdicts_are_read_as_they_are_meant(monkeypatch: pytest.MonkeyPatch, said: str, right: bool | None) -> None:
+    monkeypatch.setattr(Judge, "_ask", lambda self, body: said)
+    monkeypatch.setattr("inferscale_mem.cli.eval.judge.RETRY_AFTER_S", ())
+    if right is None:
+        with pytest.raises(EngineError, match="no verdict"):
+            Judge("http://127.0.0.1:9/v1", "m").accepts("q", "Lyon", "bread")
+    else:
+        assert Judge("http://127.0.0.1:9/v1", "m").accepts("q", "Lyon", "bread") is right
+
+
+def test_a_judge_that_fails_is_asked_again_and_costs_no_results(
+    given: list[str], written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferscale_mem.cli.eval.judge.RETRY_AFTER_S", (0.0,))
+    asked: list[str] = []
+
+    def ask(self: Judge, body: Any) -> str:
+        asked.append(body["messages"][0]["content"])
+        raise EngineError("The judge at … answers 503")
+
+    monkeypatch.setattr(Judge, "_ask", ask)
+    file = tmp_path / "judged.json"
+    file.with_suffix(".jsonl").write_bytes(written.with_suffix(".jsonl").read_bytes())
+    judge = ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "m"]
+    assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 1
+    assert len(asked) == 2 and asked[0] == asked[1]
+    assert json.loads(file.read_text(encoding="utf-8"))["rows"], (
+        "what was measured is written before the judge is asked"
+    )
+
+
+@pytest.mark.parametrize("key", ["one\ntwo", "caf\u00e9", "a b"])
+def test_a_key_that_cannot_be_sent_is_not_shown(
+    given: list[str], tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "key"
+    file.write_text(key, encoding="utf-8")
+    judge = ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "m", "--judge-key-file", str(file)]
+    assert cli.main([*given, *judge]) == 2
+    said = capsys.readouterr().err
+    assert "on one line" in said and key not in said
+
+
+def test_secrets_are_left_out_of_what_is_published() -> None:
+    config = {"api_key": "sk-1", "model": "m", "max_tokens": 5, "headers": [{"Authorization": "b"}]}
+    published = {"api_key": "(left out)", "model": "m", "max_tokens": 5, "headers": [{"Authorization": "(left out)"}]}
+    assert command.without_secrets({"llm": {"config": config}}) == {"llm": {"config": published}}
+
+
+def test_facts_that_are_others_than_before_are_not_mixed_in(
+    given: list[str], written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    lines = [json.loads(line) for line in written.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line |= {"facts_sha256": "0" * 64} if line.get("kind") == "encoded" else {}
+    kept = [json.dumps(line) for line in lines[:-1]]
+    file.with_suffix(".jsonl").write_text("\n".join(kept), encoding="utf-8")
+    assert cli.main([*given, "--text-tail", "0,1", "--json", str(file)]) == 2
+    assert "c-2: the facts are not those" in capsys.readouterr().err
+
+
+def test_policies_are_compared_over_the_questions_that_both_were_asked() -> None:
+    def answered(policy: str, question: int, kl: float) -> dict[str, Any]:
+        names = {"conversation": f"c-{question % 2}", "question": question, "policy": policy, "text_tail": 0, "k": 10}
+        return {**names, "kl_mean": kl, "dll": -kl, "facts": 10, "category": 4}
+
+    default = "fact_chain(8, nearest)"
+    with Log(None, {}) as log:
+        for question in range(20):
+            easy = question < 10
+            log.add(ANSWER, answered("alone", question, 0.1 if easy else 1.0))
+            log.add(ANSWER, answered(default, question, 0.01 if easy else 0.1))
+            if easy:
+                log.add(ANSWER, answered("fact_window(4)", question, 0.05))
+        rows = {row["policy"]: row for row in summary.rows(log)}
+    window = rows["fact_window(4)"]
+    assert window["kl_mean"] < rows[default]["kl_mean"], "it was asked the easy ones"
+    assert window["kl_less_default"] == pytest.approx(0.04) and window["kl_less_default_n"] == 10
+    assert rows[default]["kl_less_default"] == 0 and rows[default]["f1_n"] == 0
+    drawn = report._lines(list(rows.values()))
+    assert set(drawn) == {"alone (n=20)", f"{default} (n=20)", "fact_window(4) (n=10)"}
+
+
+def test_where_there_is_no_gap_no_share_of_it_is_closed() -> None:
+    with Log(None, {}) as log:
+        for policy, dll in (("alone", 0.1), ("fact_window(4)", 0.2)):
+            names = {"conversation": "c", "question": 0, "policy": policy, "text_tail": 0, "k": 10, "category": 4}
+            log.add(ANSWER, {**names, "kl_mean": 0.5, "dll": dll})
+        assert [row["closed_ll"] for row in summary.rows(log)] == [None, None]

@@ -69,6 +69,44 @@ def test_an_odd_conversation_is_named(tmp_path: Path) -> None:
         locomo.read(file)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"observation": {}}, "no observations"),
+        ({"sample_id": "y"}, "two conversations have the sample_id 'y'"),
+        ({"qa": [{"question": "?", "answer": {"a": 1}, "category": 4}]}, "answer of question 0 is no text"),
+        ({"qa": [{"question": "?", "answer": "\ud800", "category": 4}]}, "surrogates"),
+    ],
+)
+def test_what_would_give_wrong_figures_is_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    file = tmp_path / "odd.json"
+    odd = {**locomo_file.conversation("x", "A", "B"), **change}
+    file.write_text(json.dumps([locomo_file.conversation("y", "A", "B"), odd]), encoding="utf-8")
+    with pytest.raises(InputError, match=says):
+        locomo.read(file)
+
+
+def test_names_and_numbers_however_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "odd.json"
+    one, two = (locomo_file.conversation(name, "A", "B") for name in "xy")
+    one["sample_id"] = two["sample_id"] = None
+    one["qa"] = [{"question": "?", "answer": "a", "category": "4", "evidence": "D02:01"}]
+    file.write_text(json.dumps([one, two]), encoding="utf-8")
+    found, _ = locomo.read(file)
+    assert [conversation.id for conversation in found] == ["conversation-0", "conversation-1"]
+    assert [(q.category, q.evidence) for q in found[0].questions] == [(4, ("D2:1",))]
+    file.write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(InputError, match="not JSON"):
+        locomo.read(file)
+
+
+def test_questions_are_spread_over_the_list() -> None:
+    questions = [locomo.Question(n, "?", "a", 4, ()) for n in range(10)]
+    assert [q.number for q in locomo.spread(questions, 2)] == [2, 7]
+    assert [q.number for q in locomo.spread(questions[:3], 5)] == [0, 1, 2]
+    assert locomo.spread(questions, 0) == locomo.spread([], 3) == []
+
+
 def test_comparison_of_distributions() -> None:
     text = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], np.float32))
     other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]], np.float32))
@@ -89,7 +127,8 @@ def test_tokens_that_cannot_come_add_nothing_to_the_divergence() -> None:
 def test_words_of_answers() -> None:
     assert scoring.token_f1("The red bicycle, I think.", "a red bicycle") == pytest.approx(2 * 2 / (4 + 2))
     assert scoring.token_f1("no", "yes") == 0
-    assert scoring.token_f1("", "") == 1
+    assert scoring.token_f1("", "") == scoring.token_f1("The", "the") == 1
+    assert scoring.token_f1("", "A") == scoring.bleu1("", "the") == 0
     assert scoring.bleu1("red red bicycle", "the red bicycle") == pytest.approx(2 / 3)
     assert scoring.bleu1("red", "red bicycle") == pytest.approx(math.exp(-1))
     assert scoring.bleu1("", "red") == 0

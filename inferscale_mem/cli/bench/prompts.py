@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from inferscale_mem.errors import SelfTestError
 from inferscale_mem.handles import HandleSigner, split
@@ -37,17 +38,34 @@ class Workload:
     question: Segment
     scope: Scope
     store: str
+    _orders: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
     def injected(self) -> PromptPlan:
         """Facts in the order they were encoded in."""
         return self._plan(self.facts)
 
-    def reordered(self, turn: int) -> PromptPlan:
-        """The same facts in another order for every turn, so that no earlier request left blocks for this one."""
+    @property
+    def orders(self) -> int:
+        """So many orders of the facts begin differently or go on differently at once: all rotations, both ways."""
+        return 2 * len(self.facts) if len(self.facts) > 2 else max(len(self.facts), 1)
+
+    def reordered(self) -> PromptPlan:
+        """The same facts in another order each time, so that no earlier request left blocks for this one.
+
+        The first order is that of ``injected``, which a check may have sent before.
+
+        Raises:
+            SelfTestError: all orders were asked for; the next would be served from the prefix cache.
+        """
+        turn = next(self._orders)
+        if turn >= self.orders:
+            raise SelfTestError(
+                f"{len(self.facts)} facts have only {self.orders} orders to send; measure fewer rounds, or more facts."
+            )
         shift = turn % max(len(self.facts), 1)
         moved = self.facts[shift:] + self.facts[:shift]
-        return self._plan(moved[::-1] if turn // max(len(self.facts), 1) % 2 else moved)
+        return self._plan(moved[::-1] if turn >= len(self.facts) and turn else moved)
 
     def _plan(self, facts: tuple[Segment, ...]) -> PromptPlan:
         return PromptPlan((self.header, *facts, self.question), self.scope, self.store)

@@ -138,7 +138,7 @@ def measure(bench: Bench, users: Sequence[Workload], tokens: int, repeat: int, r
             texts = [user.unseen_text(bench.engine) for user in users]
             seconds = _wave(bench, "text", texts, users, tokens)
             found["text"] += [len(users) / seconds] * bool(turn)
-        plans: dict[Mode, list[PromptPlan]] = {"warm": texts, "injected": [user.reordered(turn) for user in users]}
+        plans: dict[Mode, list[PromptPlan]] = {"warm": texts, "injected": [user.reordered() for user in users]}
         for mode in in_turns(tuple(plans), turn):
             if mode == "warm":  # what other waves have evicted in the meantime is put back, uncounted
                 ask_at_once(bench.engine, texts, FIRST)

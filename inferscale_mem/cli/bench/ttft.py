@@ -15,6 +15,7 @@ from inferscale_mem.cli.bench.measuring import (
     Bench,
     Mode,
     add_common_arguments,
+    ask_at_once,
     check_exact,
     check_served,
     counts,
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 HOW = (
     "per k, after one uncounted round: rounds of text (prefix cache cold), warm (the same text again) and injected "
-    "(the facts in another order each time), interleaved; max_tokens=1; medians; memory block on a block boundary"
+    "(the facts in another order each time; another user's facts when all orders were sent), interleaved; "
+    "max_tokens=1; medians; memory block on a block boundary"
 )
 PICTURE = {"title": "Time to first token", "x": "memories in the prompt", "y": "milliseconds (median)"}
 
@@ -92,7 +94,9 @@ def measure(bench: Bench, k: int, repeat: int, repeat_text: int) -> list[Times]:
     rounds = max(repeat, repeat_text) + 1
     for turn in range(rounds):
         progress(f"k={k}: round {turn + 1} of {rounds}")
-        for mode, plan in _plans(bench.engine, workload, turn, with_text=turn <= repeat_text, with_rest=turn <= repeat):
+        if 0 < turn <= repeat and turn % workload.orders == 0:
+            workload = _another(bench, k)
+        for mode, plan in _plans(bench.engine, workload, with_text=turn <= repeat_text, with_rest=turn <= repeat):
             spent = _ttft(bench.engine, mode, plan, workload)
             if turn:
                 found[mode].append(spent)
@@ -100,14 +104,19 @@ def measure(bench: Bench, k: int, repeat: int, repeat_text: int) -> list[Times]:
     return [Times(k, mode, length, tuple(found[mode])) for mode in MODES]
 
 
-def _plans(
-    engine: Engine, workload: Workload, turn: int, with_text: bool, with_rest: bool
-) -> Iterator[tuple[Mode, PromptPlan]]:
+def _another(bench: Bench, k: int) -> Workload:
+    """Few facts have few orders, and one that was sent before is in the prefix cache: another user's facts, then."""
+    workload = make_workload(bench.engine, k, bench.signer)
+    ask_at_once(bench.engine, [workload.text], FIRST)  # so that warm is warm
+    return workload
+
+
+def _plans(engine: Engine, workload: Workload, with_text: bool, with_rest: bool) -> Iterator[tuple[Mode, PromptPlan]]:
     if with_text:
         yield "text", workload.unseen_text(engine)
     if with_rest:
         yield "warm", workload.text
-        yield "injected", workload.reordered(turn)
+        yield "injected", workload.reordered()
 
 
 def _ttft(engine: Engine, mode: Mode, plan: PromptPlan, workload: Workload) -> float:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from inferscale_mem.cli.eval.locomo import Conversation, Question
+from inferscale_mem.cli.eval.locomo import Conversation, Question, spread
 from inferscale_mem.cli.eval.log import ANSWER, ENCODED, Log
 from inferscale_mem.cli.eval.memories import ALONE, Memories, Source, opened
 from inferscale_mem.cli.eval.scoring import Scores, bleu1, compare, recall, token_f1
 from inferscale_mem.config import InferScaleConfig
-from inferscale_mem.errors import EngineError
+from inferscale_mem.errors import ConfigError, EngineError, InputError
 from inferscale_mem.prompt import DEFAULT_SYSTEM
 from inferscale_mem.protocols import Engine
 from inferscale_mem.service import MemoryService
@@ -52,7 +52,7 @@ class Asked:
         source: where facts come from.
         instruction: stands behind each question.
         max_tokens: of a free answer; 0: none are made.
-        again: so many questions of each conversation are asked twice as plain text.
+        again: so many questions of each conversation, evenly spread, are asked twice as plain text.
         at_once: questions under way at the same time.
     """
 
@@ -65,9 +65,9 @@ class Asked:
     again: int = 5
     at_once: int = 1
 
-    def conditions(self, nth: int) -> list[Condition]:
-        """Of a conversation's nth question."""
-        plain = [Condition(TEXT), *([Condition(AGAIN)] if nth < self.again else []), Condition(NONE), Condition(ALONE)]
+    def conditions(self, twice: bool) -> list[Condition]:
+        """Of a question; ``twice``: it is one of those that are asked twice as plain text."""
+        plain = [Condition(TEXT), *([Condition(AGAIN)] if twice else []), Condition(NONE), Condition(ALONE)]
         others = [policy for policy in self.policies if policy != ALONE]
         return plain + [Condition(policy, tail) for policy in others for tail in self.text_tails]
 
@@ -120,9 +120,25 @@ def run(
     for conversation in conversations:
         if todo := left[conversation.id]:
             with opened(conversation, asked.policies, engine, settings, asked.source, progress.say) as memories:
+                _check_facts(conversation, memories, log)
                 for policy, encoded in memories.encoded.items():
                     log.add(ENCODED, {"conversation": conversation.id, "policy": policy, **asdict(encoded)})
                 _ask_all(conversation, todo, Asker(memories, asked), log, progress)
+
+
+def _check_facts(conversation: Conversation, memories: Memories, log: Log) -> None:
+    """Facts that an LLM extracts may be others each time; what was asked about them cannot be compared, then."""
+    now = {encoded.facts_sha256 for encoded in memories.encoded.values()}
+    before = {
+        line["facts_sha256"]
+        for line in log.lines(ENCODED)
+        if line["conversation"] == conversation.id and "facts_sha256" in line
+    }
+    if before - now:
+        raise ConfigError(
+            f"{conversation.id}: the facts are not those that its answers so far are about (extracted anew?); give "
+            "another --json."
+        )
 
 
 Todo = list[tuple[Question, list[tuple[int, Condition]]]]
@@ -131,8 +147,9 @@ Todo = list[tuple[Question, list[tuple[int, Condition]]]]
 def _missing(
     conversation: Conversation, asked: Asked, log: Log
 ) -> Iterator[tuple[Question, list[tuple[int, Condition]]]]:
-    for nth, question in enumerate(conversation.questions):
-        wanted = [(k, condition) for k in asked.ks for condition in asked.conditions(nth)]
+    twice = set(spread(conversation.questions, asked.again))
+    for question in conversation.questions:
+        wanted = [(k, condition) for k in asked.ks for condition in asked.conditions(question in twice)]
         missing = [
             (k, c) for k, c in wanted if not log.has(ANSWER, conversation.id, question.number, c.policy, c.text_tail, k)
         ]
@@ -170,6 +187,8 @@ class Asker:
         # The right answer's tokens as they stand at the start of an answer, without the token that ends it: whether a
         # model would stop there says more about its style than about what it remembers.
         gold = self._tokenizer.encode(question.answer, literal=True)
+        if not gold:
+            raise InputError(f"Question {question.number} has an answer of no tokens: {question.answer!r}; remove it.")
         for k in self.asked.ks:
             conditions = [condition for at, condition in missing if at == k]
             if conditions:
@@ -215,6 +234,7 @@ class Asker:
         sampling = Sampling(max_tokens=self.asked.max_tokens, temperature=0.0)
         chunks = list(self._service(condition).generate(plan, sampling))
         spent = 1000 * (time.perf_counter() - began)
+        alone = self.asked.at_once == 1  # or else times are also of other questions
         report = chunks[-1].report
         assert report is not None, "the last chunk carries the report"
         self._check(condition, plan, report.facts_injected)
@@ -223,8 +243,7 @@ class Asker:
             "answer": text,
             "f1": token_f1(text, question.answer),
             "bleu1": bleu1(text, question.answer),
-            "answer_ms": spent,
-            "ttft_ms": report.ttft_ms,
+            **({"answer_ms": spent, "ttft_ms": report.ttft_ms} if alone else {}),
         }
 
     def _score(self, condition: Condition, plan: PromptPlan, gold: Sequence[int]) -> Scores:

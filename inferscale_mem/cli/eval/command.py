@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import re
 import secrets
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from inferscale_mem.cli.arguments import add_json
 from inferscale_mem.cli.bench.report import check_pictures, machine, progress
 from inferscale_mem.cli.eval.judge import Judge, judge_all
-from inferscale_mem.cli.eval.locomo import CATEGORIES, DATES, Conversation, read
+from inferscale_mem.cli.eval.locomo import CATEGORIES, DATES, Conversation, read, spread
 from inferscale_mem.cli.eval.log import Log
 from inferscale_mem.config import RECORD_DTYPES, EncodingConfig, InferScaleConfig
 from inferscale_mem.encoding import parse_policy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # loads Mem0
     from inferscale_mem.protocols import Engine
 
 INSTRUCTION = "Answer in a few words."
+MOST_GB = 1e6
 PACE_S = 10.0
 """Seconds between lines of progress where they do not overwrite each other."""
 
@@ -43,6 +45,8 @@ HOW = (
     "of evidence turns among the facts served; closed_kl, closed_ll the share (0 to 1) of the gap between policy alone "
     "and plain prefill; standard errors clustered by conversation (closed_kl_se: jackknife); answer_ms, ttft_ms: wall"
 )
+
+_SECRET = re.compile(r"key|token(?!s|iz)|secret|password|credential|authorization", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,11 +105,13 @@ def run(args: argparse.Namespace) -> int:
         meta = _meta(engine, args, asked, digest)
         with Log(args.json.with_suffix(".jsonl") if args.json else None, _made_with(meta)) as log:
             run_all(chosen, asked, engine, settings, log, Paced())
+            written = report.write(args.json, log, meta) if args.json else []  # before a judge can fail
             if judge is not None:
                 meta["judge"] = judge_all(judge, chosen, log, Paced())
+                written = report.write(args.json, log, meta) if args.json else []
             print(report.shown(log))
-            for written in report.write(args.json, log, meta) if args.json else ():
-                print(f"wrote {written}")
+            for file in written:
+                print(f"wrote {file}")
     finally:
         engine.close()
     return 0
@@ -124,20 +130,14 @@ def choose(conversations: Sequence[Conversation], args: argparse.Namespace) -> l
     for one in conversations:
         questions = [question for question in one.questions if question.category in args.categories]
         if args.questions is not None:
-            questions = _spread(questions, args.questions)
+            if args.questions < 1:
+                raise InputError(f"--questions={args.questions} must be 1 or more.")
+            questions = spread(questions, args.questions)
         if one.id in wanted and questions:
             chosen.append(replace(one, questions=tuple(questions)))
     if not chosen:
         raise InputError("No question is left to ask; check --questions, --categories and --conversations.")
     return chosen
-
-
-def _spread(questions: Sequence[Any], count: int) -> list[Any]:
-    """So many of them, evenly spread: questions of a category stand together."""
-    if count < 1:
-        raise InputError(f"--questions={count} must be 1 or more.")
-    count = min(count, len(questions))
-    return [questions[(2 * place + 1) * len(questions) // (2 * count)] for place in range(count)]
 
 
 class Paced:
@@ -159,6 +159,8 @@ def _asked(args: argparse.Namespace) -> Asked:
 
     if min(args.k) < 1 or min(args.text_tail) < 0 or args.max_tokens < 0 or args.again < 0 or args.at_once < 1:
         raise InputError("--k and --at-once are 1 or more; --text-tail, --max-tokens and --again 0 or more.")
+    if max(args.text_tail) >= min(args.k):
+        raise InputError(f"--text-tail {max(args.text_tail)} would leave nothing to inject of --k {min(args.k)} facts.")
     given = [parse_policy(policy).name for policy in args.policy or [EncodingConfig().policy]]
     mem0 = _json(args.mem0_config) if args.mem0_config else None
     return Asked(
@@ -174,6 +176,8 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 
 def _settings(args: argparse.Namespace) -> InferScaleConfig:
+    if not 0 < args.record_gb < MOST_GB:
+        raise InputError(f"--record-gb={args.record_gb} must be more than 0 and less than {MOST_GB:.0e}.")
     # A key of its own: evaluating leaves nothing in the user's home but the converted model.
     engine = {
         "dtype": args.dtype,
@@ -205,7 +209,7 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
         data_sha256=digest,
         facts=args.facts,
         dates=args.dates,
-        mem0_config=dict(asked.source.mem0 or {}),
+        mem0_config=without_secrets(asked.source.mem0 or {}),
         instruction=asked.instruction,
         max_tokens=asked.max_tokens,
         at_once=asked.at_once,
@@ -218,8 +222,18 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
 def _made_with(meta: dict[str, Any]) -> dict[str, Any]:
     """What must not change between lines of one log."""
     engine = ("fingerprint", "device", "engine", "dtype")
-    data = ("data_sha256", "facts", "dates", "mem0_config", "instruction", "max_tokens")
+    data = ("data_sha256", "facts", "dates", "mem0_config", "instruction", "max_tokens", "at_once")
     return {name: meta[name] for name in (*engine, *data, "mem0", "keyword_search", "entities")}
+
+
+def without_secrets(given: Any) -> Any:
+    """A configuration as it may be published: keys, tokens and passwords are known by the names of their settings."""
+    if isinstance(given, dict):
+        return {
+            name: "(left out)" if _SECRET.search(str(name)) and isinstance(value, str) else without_secrets(value)
+            for name, value in given.items()
+        }
+    return [without_secrets(one) for one in given] if isinstance(given, list) else given
 
 
 def _judge(args: argparse.Namespace) -> Judge | None:
@@ -229,8 +243,13 @@ def _judge(args: argparse.Namespace) -> Judge | None:
         raise InputError("A judge needs --judge-url, --judge-model, and answers to judge (--max-tokens).")
     try:
         key = args.judge_key_file.read_text(encoding="utf-8").strip() if args.judge_key_file else ""
-    except OSError as error:
-        raise InputError(f"--judge-key-file {args.judge_key_file} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"--judge-key-file {args.judge_key_file} cannot be read: {why}.") from error
+    if not (key.isascii() and (key.isprintable() or not key)) or " " in key:
+        raise InputError(f"--judge-key-file {args.judge_key_file} must hold a key and nothing else, on one line.")
+    if not args.judge_url.startswith(("http://", "https://")):
+        raise InputError(f"--judge-url {args.judge_url!r} must begin with http:// or https://.")
     return Judge(args.judge_url, args.judge_model, key)
 
 

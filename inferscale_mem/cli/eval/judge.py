@@ -6,8 +6,10 @@ the right answers of other questions of the same category. The share that it acc
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,8 @@ from inferscale_mem.cli.eval.scoring import words
 from inferscale_mem.errors import EngineError, InputError
 
 TIMEOUT_S = 120.0
+RETRY_AFTER_S = (1.0, 5.0, 20.0)
+"""Pauses before an endpoint that is overloaded or failed is asked again."""
 
 PROMPT = """\
 Does an answer to a question about two people's lives say what the right answer says? It may be longer, or put \
@@ -31,7 +35,7 @@ Answer to judge: {answer}
 
 Reply with one word, RIGHT or WRONG."""
 
-_VERDICT = re.compile(r"\b(right|wrong)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"\b(right(?! answer)|wrong(?! answer))\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,20 @@ class Judge:
             "temperature": 0,
             "max_tokens": 16,
         }
-        said = self._ask(body)
-        verdicts: list[str] = [found.lower() for found in _VERDICT.findall(said)]
-        if not verdicts:
+        said = self._ask_patiently(body)
+        first = _VERDICT.match(said.lstrip(" \t\n*\"'"))
+        verdicts = [first[0]] if first else _VERDICT.findall(said)
+        if len({verdict.lower() for verdict in verdicts}) != 1:  # none, or both, and it may be cut off in between
             raise EngineError(f"The judge {self.model} gave no verdict but {said[:80]!r}; take a model that follows.")
-        return verdicts[-1] == "right"
+        return verdicts[0].lower() == "right"
+
+    def _ask_patiently(self, body: Mapping[str, Any]) -> str:
+        for pause in RETRY_AFTER_S:
+            try:
+                return self._ask(body)
+            except EngineError:
+                time.sleep(pause)
+        return self._ask(body)
 
     def _ask(self, body: Mapping[str, Any]) -> str:
         headers = {"Content-Type": "application/json"}
@@ -83,7 +96,7 @@ class Judge:
             said = error.read(300).decode(errors="replace")
             kind = InputError if 400 <= error.code < 500 and error.code != 429 else EngineError
             raise kind(f"The judge at {url} answers {error.code}: {said}") from error
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
             raise EngineError(f"The judge at {url} cannot be asked ({error}); check --judge-url.") from error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def read(path: Path) -> tuple[list[Conversation], str]:
         listed = json.loads(data)
     except OSError as error:
         raise InputError(f"--data {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--data {path} is not JSON: {error}.") from error
     if not isinstance(listed, list) or not listed:
         raise InputError(f"--data {path} is not LoCoMo's: it must be a list of conversations.")
@@ -124,7 +124,16 @@ def read(path: Path) -> tuple[list[Conversation], str]:
             raise InputError(
                 f"--data {path}: conversation {number} is not of LoCoMo's form ({type(error).__name__}: {error})."
             ) from error
+    names = [one.id for one in conversations]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"--data {path}: two conversations have the sample_id {twice!r}.")
     return conversations, hashlib.sha256(data).hexdigest()
+
+
+def spread(questions: Sequence[Question], count: int) -> list[Question]:
+    """So many of them, evenly spread: questions of a category stand together."""
+    count = min(count, len(questions))
+    return [questions[(2 * place + 1) * len(questions) // (2 * count)] for place in range(count)]
 
 
 def _conversation(given: Mapping[str, Any], name: str) -> Conversation:
@@ -132,8 +141,10 @@ def _conversation(given: Mapping[str, Any], name: str) -> Conversation:
     sessions = sorted(int(m[1]) for key in said if (m := _SESSION.fullmatch(key)) and isinstance(said[key], list))
     turns = [turn for session in sessions for turn in _turns(said, session)]
     facts = [fact for session in sessions for fact in _facts(given["observation"], session, _date(said, session))]
-    questions = tuple(_questions(given["qa"]))
-    return Conversation(str(given.get("sample_id", name)), tuple(turns), tuple(facts), questions)
+    if not facts:
+        raise ValueError("no observations, so nothing to remember")
+    name = name if given.get("sample_id") is None else str(given["sample_id"])
+    return Conversation(name, tuple(turns), tuple(facts), tuple(_questions(given["qa"])))
 
 
 def _turns(said: Mapping[str, Any], session: int) -> Iterator[Turn]:
@@ -153,15 +164,19 @@ def _facts(observation: Mapping[str, Any], session: int, date: str) -> list[Obse
 
 def _questions(listed: list[Mapping[str, Any]]) -> Iterator[Question]:
     for number, one in enumerate(listed):
-        answer = str(one["answer"]).strip() if one.get("answer") is not None else ""
-        if one["category"] in CATEGORIES and answer:
-            yield Question(number, one["question"].strip(), answer, one["category"], _evidence(one.get("evidence", [])))
+        given, category = one.get("answer"), int(one["category"])
+        if isinstance(given, dict | list):
+            raise ValueError(f"the answer of question {number} is no text")
+        answer = "" if given is None else str(given).strip()
+        (one["question"] + answer).encode()  # lone surrogates are no text
+        if category in CATEGORIES and answer:
+            yield Question(number, one["question"].strip(), answer, category, _evidence(one.get("evidence", [])))
 
 
 def _evidence(given: str | list[str]) -> tuple[str, ...]:
-    """Turn ids in a text or a list of texts, spelled one way: the file also has "D8:6; D9:17" and "D:11:26"."""
+    """Turn ids in a text or a list of texts, spelled one way: files also have "D8:6; D9:17", "D:11:26", "D30:05"."""
     text = given if isinstance(given, str) else " ".join(given)
-    return tuple(dict.fromkeys(f"D{session}:{turn}" for session, turn in _TURN.findall(text)))
+    return tuple(dict.fromkeys(f"D{int(session)}:{int(turn)}" for session, turn in _TURN.findall(text)))
 
 
 def _date(said: Mapping[str, Any], session: int) -> str:

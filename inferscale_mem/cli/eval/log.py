@@ -8,7 +8,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
+
+import portalocker
 
 from inferscale_mem.errors import ConfigError
 
@@ -34,24 +36,32 @@ class Log:
         made_with: what must be the same for lines to be comparable; written first.
 
     Raises:
-        ConfigError: the file was written by an evaluation with other settings.
+        ConfigError: the file was written by an evaluation with other settings, or another one is writing it.
     """
 
     def __init__(self, path: Path | None, made_with: Mapping[str, Any]) -> None:
         self._lock = threading.Lock()
         self._lines: dict[str, dict[Key, Line]] = {kind: {} for kind in KEYS}
-        self._file = None
+        self._file: TextIO | None = None
         if path is None:
             return
-        known = _read(path)
-        if known:
-            _check(path, known[0], made_with)
-        for line in known[1:]:
-            self._keep(line)
-        self._file = path.open("a", encoding="utf-8")
-        if known:
+        self._file = _locked(path)
+        try:
+            known = _read(path)
+            headers = [line["made_with"] for line in known if "made_with" in line]  # several if logs were put together
+            for header in headers:
+                _check(path, header, made_with)
+            if known and not headers:
+                raise ConfigError(f"{path} does not say what it was made with; give another --json, or remove it.")
+            for line in known:
+                if line.get("kind") in KEYS:
+                    self._keep(line)
+        except BaseException:
+            self._file.close()
+            raise
+        if path.stat().st_size:
             self._file.write("\n")  # behind a line that was cut off
-        else:
+        if not headers:
             self._write({"made_with": dict(made_with)})
 
     def __enter__(self) -> Self:
@@ -85,22 +95,33 @@ class Log:
 
     def _write(self, line: Line) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
 
+def _locked(path: Path) -> TextIO:
+    """The file, open to be written behind its end by this process only."""
+    file = path.open("a", encoding="utf-8")
+    try:
+        portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+    except portalocker.LockException as error:
+        file.close()
+        raise ConfigError(f"Another evaluation is writing {path}; wait for it, or give another --json.") from error
+    return file
+
+
 def _read(path: Path) -> list[Line]:
-    """The lines that can be read: the last one may be cut off."""
+    """The lines that can be read: one that was being written when all stopped may be cut off."""
     lines = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(text))
+    for text in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError):  # of UTF-8, too
+            line = json.loads(text)
+            if isinstance(line, dict):
+                lines.append(line)
     return lines
 
 
-def _check(path: Path, first: Line, made_with: Mapping[str, Any]) -> None:
-    before = first.get("made_with") or {}
+def _check(path: Path, before: Mapping[str, Any], made_with: Mapping[str, Any]) -> None:
     changed = [name for name in {**before, **made_with} if before.get(name) != made_with.get(name)]
     if changed:
         name = changed[0]

@@ -7,6 +7,7 @@ over that memory's index, and its name in its records' ids keeps the records apa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ class Encoded:
         tokens_prefilled: that the engine computed.
         tokens_injected: context that came from records.
         ms: that the engine took.
+        facts_sha256: of their texts, oldest first.
     """
 
     facts: int
@@ -61,6 +63,7 @@ class Encoded:
     tokens_prefilled: int
     tokens_injected: int
     ms: float
+    facts_sha256: str
 
 
 class Memories:
@@ -222,4 +225,5 @@ def _encoded(service: MemoryService, facts: Sequence[Fact]) -> Encoded:
         tokens_prefilled=counters["tokens_prefilled"],
         tokens_injected=counters["tokens_injected"],
         ms=counters["encode_us"] / 1000,
+        facts_sha256=hashlib.sha256("\n".join(fact.text for fact in facts).encode()).hexdigest(),
     )

@@ -13,8 +13,8 @@ from inferscale_mem.cli.eval.memories import ALONE
 from inferscale_mem.cli.eval.summary import PLAIN, Row, by_category, by_half, rows
 
 HEADS = (
-    *("k", "policy", "text tail", "n", "ΔLL/token", "KL", "KL first", "top-1", "F1", "BLEU-1", "closed KL %"),
-    *("closed LL %", "tokens/fact", "ms/fact", "answer ms"),
+    *("k", "policy", "text tail", "n", "ΔLL/token", "KL", "less default's", "KL first", "top-1", "F1", "BLEU-1"),
+    *("closed KL %", "closed LL %", "tokens/fact", "ms/fact", "answer ms"),
 )
 PICTURE = {"title": "How far answers are from plain prefill", "x": "facts in the prompt", "y": "KL, nats a token"}
 TAILS = {"title": "What a text tail costs and gives", "x": "time to first token, ms", "y": "KL, nats a token"}
@@ -55,6 +55,7 @@ def _cells(row: Row) -> list[str]:
         str(row["n"]),
         _with_error(row, "dll", "+.3f"),
         _with_error(row, "kl_mean", ".4f"),
+        "-" if row["kl_less_default"] is None else _with_error(row, "kl_less_default", "+.4f"),
         *(_cell(row[name], ".3f") for name in ("kl_first", "top1", "f1", "bleu1")),
         *(_cell(None if row[name] is None else 100 * row[name], ".1f") for name in ("closed_kl", "closed_ll")),
         *(_cell(row[name], ".1f") for name in ("encode_tokens_per_fact", "encode_ms_per_fact", "answer_ms")),
@@ -75,12 +76,16 @@ def _rounded(every: Sequence[Row]) -> list[Row]:
 
 
 def _lines(every: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    """KL against k, by condition; what is exactly 0 has no place on a logarithmic axis."""
+    """KL against the facts in the prompt, by condition; what is exactly 0 has no place on a logarithmic axis.
+
+    Points of unlike numbers of questions are not joined: they are about other questions.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in every:
         if row["kl_mean"] > 0:
             tail = f", last {row['text_tail']} as text" if row["text_tail"] else ""
-            lines.setdefault(row["policy"] + tail, []).append((row["k"], row["kl_mean"]))
+            line = lines.setdefault(f"{row['policy']}{tail} (n={row['n']})", [])
+            line.append((row["facts"] or row["k"], row["kl_mean"]))
     return lines
 
 
@@ -89,5 +94,6 @@ def _tail_curves(every: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in every:
         if row["policy"] not in (*PLAIN, ALONE) and row["ttft_ms"] is not None and row["kl_mean"] > 0:
-            curves.setdefault(f"{row['policy']}, k={row['k']}", []).append((row["ttft_ms"], row["kl_mean"]))
+            name = f"{row['policy']}, k={row['k']} (n={row['n']})"
+            curves.setdefault(name, []).append((row["ttft_ms"], row["kl_mean"]))
     return {name: sorted(points) for name, points in curves.items() if len(points) > 1}

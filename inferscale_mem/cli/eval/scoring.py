@@ -77,7 +77,7 @@ def token_f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall of the answer's words."""
     mine, theirs = words(answer), words(gold)
     common = sum((Counter(mine) & Counter(theirs)).values())
-    return 2 * common / (len(mine) + len(theirs)) if common else float(mine == theirs)
+    return 2 * common / (len(mine) + len(theirs)) if common else float(answer.strip().lower() == gold.strip().lower())
 
 
 def bleu1(answer: str, gold: str) -> float:
@@ -85,7 +85,7 @@ def bleu1(answer: str, gold: str) -> float:
     mine, theirs = words(answer), words(gold)
     common = sum((Counter(mine) & Counter(theirs)).values())
     if not common:
-        return float(mine == theirs)
+        return float(answer.strip().lower() == gold.strip().lower())
     return common / len(mine) * math.exp(min(0.0, 1 - len(theirs) / len(mine)))
 
 
@@ -107,17 +107,19 @@ def mean_and_error(values: Sequence[float], clusters: Sequence[str]) -> tuple[fl
     return mean, math.sqrt(count / (count - 1) * sum(total**2 for total in sums.values())) / len(values)
 
 
-def jackknife_error(statistic: Callable[[frozenset[str]], float], clusters: Sequence[str]) -> float | None:
+def jackknife_error(statistic: Callable[[frozenset[str]], float | None], clusters: Sequence[str]) -> float | None:
     """Standard error of a statistic that is no mean, from leaving out one conversation after the other.
 
     Args:
-        statistic: takes the conversations that are left out.
+        statistic: takes the conversations that are left out; None where it has no value, and then there is no error.
         clusters: each question's conversation.
     """
     names = sorted(set(clusters))
     if len(names) < 2:
         return None
-    values = [statistic(frozenset([name])) for name in names]
+    values = [value for name in names if (value := statistic(frozenset([name]))) is not None]
+    if len(values) < len(names):
+        return None
     middle = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - middle) ** 2 for value in values))
 

@@ -12,11 +12,15 @@ from inferscale_mem.cli.eval.locomo import CATEGORIES
 from inferscale_mem.cli.eval.log import ANSWER, ENCODED, VERDICT, Line, Log
 from inferscale_mem.cli.eval.memories import ALONE
 from inferscale_mem.cli.eval.scoring import closed, jackknife_error, mean_and_error
+from inferscale_mem.config import EncodingConfig
+from inferscale_mem.encoding import parse_policy
 
 Row = dict[str, Any]
 
 WITH_ERROR = ("dll", "kl_mean")
 MEANS = ("ll", "kl_first", "top1", "f1", "bleu1", "recall", "facts", "prompt_tokens", "answer_ms", "ttft_ms")
+LESS_DEFAULT = ("kl_less_default", "kl_less_default_se", "kl_less_default_n")
+"""KL less that of the default policy with the same text tail, over the questions that both were asked."""
 PLAIN = (TEXT, AGAIN, NONE)
 
 
@@ -73,7 +77,10 @@ def _row(answers: Answers, condition: tuple[str, int, int], encoded: list[Line],
     for name in WITH_ERROR:
         row[name], row[f"{name}_se"] = mean_and_error([line[name] for line in lines], clusters)
     row.update({name: _mean(line.get(name) for line in lines) for name in MEANS})
-    row["f1_less_text"], row["f1_less_text_se"] = _paired(lines, answers.of(TEXT, 0, k), "f1")
+    row["f1_n"] = sum("f1" in line for line in lines)
+    row["f1_less_text"], row["f1_less_text_se"], _ = _paired(lines, answers.of(TEXT, 0, k), "f1")
+    default = answers.of(parse_policy(EncodingConfig().policy).name, text_tail, k) if policy not in PLAIN else []
+    row.update(zip(LESS_DEFAULT, _paired(lines, default, "kl_mean"), strict=True))
     row["judged_right"] = _judged(lines, verdicts)
     row.update(_closed(lines, answers.of(ALONE, 0, k) if policy not in PLAIN else []))
     row.update(_encoding([line for line in encoded if line["policy"] == policy]))
@@ -87,9 +94,11 @@ def _closed(lines: Sequence[Line], alone: Sequence[Line]) -> Row:
 
     def share(name: str, without: frozenset[str] = frozenset()) -> float | None:
         kept = [(one[name], two[name]) for one, two in pairs if one["conversation"] not in without]
-        return closed(sum(a for a, _ in kept), sum(b for _, b in kept)) if kept else None
+        value, base = (sum(values) for values in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+        # Where records of facts on their own are no worse than plain prefill, there is no gap in likelihood.
+        return closed(value, base) if name == "kl_mean" or base < 0 else None
 
-    error = jackknife_error(lambda without: share("kl_mean", without) or 0.0, [one["conversation"] for one, _ in pairs])
+    error = jackknife_error(lambda without: share("kl_mean", without), [one["conversation"] for one, _ in pairs])
     return {"closed_kl": share("kl_mean"), "closed_kl_se": error, "closed_ll": share("dll")}
 
 
@@ -114,14 +123,14 @@ def _judged(lines: Sequence[Line], verdicts: Sequence[Line]) -> dict[str, float 
     return {judge: _mean(values) for judge, values in said.items()}
 
 
-def _paired(lines: Sequence[Line], text: Sequence[Line], name: str) -> tuple[float | None, float | None]:
-    base = {_question(line): line[name] for line in text if name in line}
+def _paired(lines: Sequence[Line], others: Sequence[Line], name: str) -> tuple[float | None, float | None, int]:
+    """Mean difference to others over the questions that both have, its standard error, and how many these are."""
+    base = {_question(line): line[name] for line in others if name in line}
     both = [line for line in lines if name in line and _question(line) in base]
     if not both:
-        return None, None
-    return mean_and_error(
-        [line[name] - base[_question(line)] for line in both], [line["conversation"] for line in both]
-    )
+        return None, None, 0
+    differences = [line[name] - base[_question(line)] for line in both]
+    return *mean_and_error(differences, [line["conversation"] for line in both]), len(both)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

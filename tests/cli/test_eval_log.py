@@ -1,0 +1,72 @@
+"""The log of an evaluation: whatever stops its writer, what was measured is still there, once, and of one kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferscale_mem.cli.eval.log import ANSWER, Log
+from inferscale_mem.errors import ConfigError
+
+MADE_WITH = {"instruction": "a\u2028b"}
+
+
+def answer(number: int) -> dict[str, object]:
+    return {
+        "conversation": "c",
+        "question": number,
+        "policy": "text",
+        "text_tail": 0,
+        "k": 1,
+        "answer": "\u2028\x85\u00e9",
+    }
+
+
+def written(file: Path, *numbers: int) -> Path:
+    with Log(file, MADE_WITH) as log:
+        for number in numbers:
+            log.add(ANSWER, answer(number))
+    return file
+
+
+def held(file: Path) -> list[int]:
+    with Log(file, MADE_WITH) as log:
+        return sorted(line["question"] for line in log.lines(ANSWER))
+
+
+def test_it_survives_whatever_stops_its_writer(tmp_path: Path) -> None:
+    file = written(tmp_path / "log.jsonl", 0, 1, 2)
+    whole = file.read_bytes()
+    for end in range(len(whole)):  # cut off anywhere, the first line included
+        file.write_bytes(whole[:end])
+        complete = whole[: end + 1].count(b"\n")
+        assert held(file) == held(file) == list(range(max(0, complete - 1)))
+    file.write_bytes("\u00e9".encode()[:1] + b"\n" + whole)
+    assert held(file) == [0, 1, 2]
+
+
+def test_logs_of_one_kind_can_be_put_together(tmp_path: Path) -> None:
+    one, two = written(tmp_path / "1.jsonl", 0), written(tmp_path / "2.jsonl", 1)
+    one.write_bytes(one.read_bytes() + two.read_bytes())
+    assert held(one) == [0, 1]
+    with Log(tmp_path / "3.jsonl", {"instruction": "c"}):
+        pass
+    one.write_bytes(one.read_bytes() + (tmp_path / "3.jsonl").read_bytes())
+    with pytest.raises(ConfigError, match="instruction="):
+        held(one)
+
+
+def test_a_file_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"kind": "answer"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="does not say"):
+        held(file)
+    assert file.read_text(encoding="utf-8") == '{"kind": "answer"}\n'
+
+
+def test_it_has_one_writer(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    with Log(file, MADE_WITH), pytest.raises(ConfigError, match="Another evaluation"):
+        held(file)
+    assert held(file) == []
