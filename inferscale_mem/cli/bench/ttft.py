@@ -19,6 +19,7 @@ from inferscale_mem.cli.bench.measuring import (
     check_exact,
     check_served,
     counts,
+    in_turns,
     opened,
     spread,
 )
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 HOW = (
-    "per k, after one uncounted round: rounds of text (prefix cache cold), warm (the same text again) and injected "
-    "(the facts in another order each time; another user's facts when all orders were sent), interleaved; "
-    "max_tokens=1; medians; memory block on a block boundary"
+    "per k, after one uncounted round: rounds of text (prefix cache cold), and warm (the same text again) and injected "
+    "(the facts in another order each time; another user's facts when all orders were sent), which take turns in going "
+    "first; max_tokens=1; medians; memory block on a block boundary"
 )
 PICTURE = {"title": "Time to first token", "x": "memories in the prompt", "y": "milliseconds (median)"}
 
@@ -96,7 +97,7 @@ def measure(bench: Bench, k: int, repeat: int, repeat_text: int) -> list[Times]:
         progress(f"k={k}: round {turn + 1} of {rounds}")
         if 0 < turn <= repeat and turn % workload.orders == 0:
             workload = _another(bench, k)
-        for mode, plan in _plans(bench.engine, workload, with_text=turn <= repeat_text, with_rest=turn <= repeat):
+        for mode, plan in _plans(bench.engine, workload, turn, with_text=turn <= repeat_text, with_rest=turn <= repeat):
             spent = _ttft(bench.engine, mode, plan, workload)
             if turn:
                 found[mode].append(spent)
@@ -111,12 +112,14 @@ def _another(bench: Bench, k: int) -> Workload:
     return workload
 
 
-def _plans(engine: Engine, workload: Workload, with_text: bool, with_rest: bool) -> Iterator[tuple[Mode, PromptPlan]]:
+def _plans(
+    engine: Engine, workload: Workload, turn: int, with_text: bool, with_rest: bool
+) -> Iterator[tuple[Mode, PromptPlan]]:
     if with_text:
         yield "text", workload.unseen_text(engine)
-    if with_rest:
-        yield "warm", workload.text
-        yield "injected", workload.reordered()
+    rest: tuple[Mode, Mode] = ("warm", "injected")
+    for mode in in_turns(rest, turn) if with_rest else ():
+        yield mode, workload.text if mode == "warm" else workload.reordered()
 
 
 def _ttft(engine: Engine, mode: Mode, plan: PromptPlan, workload: Workload) -> float:
