@@ -13,12 +13,11 @@ READY := .venv/.ready
 OFFLINE := $(if $(INFERSCALE_MODEL)$(INFERSCALE_EMBEDDER),,HF_HUB_OFFLINE=1)
 export MEM0_TELEMETRY ?= false
 
-.PHONY: help chat test lint bench lock clean
+.PHONY: help chat test test-fast test-engine lint bench lock clean
 
 help:
 	@echo "make chat    talk to a model that remembers you (/help in it lists what it can do)"
-	@echo "make test    all tests, fast ones first;  ARGS='-m \"not engine\"' leaves out those that start vLLM;"
-	@echo "             a worker for each core, up to 4;  ARGS='-n 0' runs them in one process"
+	@echo "make test    all tests: test-fast, by a worker for each core, up to 4;  then test-engine, those that start vLLM"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   all benchmarks, some 20 minutes; BENCH='ttft kernels' only these, ARGS for each of them"
 	@echo "make lock    make requirements/cpu.lock again"
@@ -30,8 +29,21 @@ $(READY): requirements/cpu.lock pyproject.toml scripts/setup.sh scripts/set_up.p
 chat: $(READY)
 	@$(OFFLINE) $(BIN)/python examples/chatbot.py $(ARGS)
 
+# Tests that start vLLM share its engines, so one process runs them. 5 is pytest's status where ARGS select none.
+FAST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile -m "not engine"
+ENGINE := $(BIN)/python -m pytest -m engine
+
 test: $(READY)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@failed=0; \
+	$(FAST) $(ARGS) || [ $$? = 5 ] || failed=1; \
+	$(ENGINE) $(ARGS) || [ $$? = 5 ] || failed=1; \
+	exit $$failed
+
+test-fast: $(READY)
+	@$(FAST) $(ARGS)
+
+test-engine: $(READY)
+	@$(ENGINE) $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -35,14 +35,8 @@ os.environ.update(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first: those that start the vLLM engine come last, in their own order.
-
-    With several workers (pytest-xdist) a file is one worker's, and all tests that start the engine are: it is shared.
-    """
+    """Fast tests first: those that start the vLLM engine come last, in their own order."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
-    for item in items:
-        group = "engine" if item.get_closest_marker("engine") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
