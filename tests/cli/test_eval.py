@@ -316,8 +316,14 @@ def test_a_key_that_cannot_be_sent_is_not_shown(
 
 
 def test_secrets_are_left_out_of_what_is_published() -> None:
-    config = {"api_key": "sk-1", "model": "m", "max_tokens": 5, "headers": [{"Authorization": "b"}]}
-    published = {"api_key": "(left out)", "model": "m", "max_tokens": 5, "headers": [{"Authorization": "(left out)"}]}
+    config = {"api_key": "sk-1", "keys": ["sk-2"], "model": "m", "max_tokens": 5, "headers": [{"Authorization": "b"}]}
+    published = {
+        "api_key": "(left out)",
+        "keys": "(left out)",
+        "model": "m",
+        "max_tokens": 5,
+        "headers": [{"Authorization": "(left out)"}],
+    }
     assert command.without_secrets({"llm": {"config": config}}) == {"llm": {"config": published}}
 
 

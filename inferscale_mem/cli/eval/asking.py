@@ -114,6 +114,8 @@ def run(
         EngineError: a fact could not be encoded, or was not injected where it should have been.
         BudgetError: the records of a conversation do not fit.
         PromptTooLongError: a prompt does not fit the model's context.
+        ConfigError: a conversation's facts are not those that the log is about.
+        InputError: a right answer has no tokens.
     """
     left = {conversation.id: list(_missing(conversation, asked, log)) for conversation in conversations}
     progress = Progress(sum(len(conditions) for todo in left.values() for _, conditions in todo), show)

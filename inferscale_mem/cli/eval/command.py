@@ -230,7 +230,9 @@ def without_secrets(given: Any) -> Any:
     """A configuration as it may be published: keys, tokens and passwords are known by the names of their settings."""
     if isinstance(given, dict):
         return {
-            name: "(left out)" if _SECRET.search(str(name)) and isinstance(value, str) else without_secrets(value)
+            name: "(left out)"
+            if _SECRET.search(str(name)) and isinstance(value, str | list)
+            else without_secrets(value)
             for name, value in given.items()
         }
     return [without_secrets(one) for one in given] if isinstance(given, list) else given

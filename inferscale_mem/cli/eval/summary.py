@@ -94,9 +94,9 @@ def _closed(lines: Sequence[Line], alone: Sequence[Line]) -> Row:
 
     def share(name: str, without: frozenset[str] = frozenset()) -> float | None:
         kept = [(one[name], two[name]) for one, two in pairs if one["conversation"] not in without]
-        value, base = (sum(values) for values in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+        value, gap = (sum(values) for values in zip(*kept, strict=True)) if kept else (0.0, 0.0)
         # Where records of facts on their own are no worse than plain prefill, there is no gap in likelihood.
-        return closed(value, base) if name == "kl_mean" or base < 0 else None
+        return closed(value, gap) if name == "kl_mean" or gap < 0 else None
 
     error = jackknife_error(lambda without: share("kl_mean", without), [one["conversation"] for one, _ in pairs])
     return {"closed_kl": share("kl_mean"), "closed_kl_se": error, "closed_ll": share("dll")}
