@@ -207,13 +207,17 @@ class Ledger:
 
     # Losing.
 
+    def standing_on(self, handles: Iterable[str]) -> set[str]:
+        """Further facts whose records have seen one of these."""
+        return self._dependence.standing_on(handles)
+
     def withdraw(self, handles: Sequence[str]) -> tuple[list[str], list[Job]]:
         """These facts are gone: nothing of theirs is ready or queued, nor is anything ready that has seen them.
 
         Returns:
             Handles whose records the engine must drop, and jobs for ``dropped``: ready until now, to be made again.
         """
-        standing = self._dependence.standing_on(handles)
+        standing = self.standing_on(handles)
         doomed = [*handles, *sorted(standing)]
         records = [self._record_id(handle) for handle in doomed]
         lost = [kept.job for record in records if (kept := self._ready.pop(record, None))]

@@ -111,6 +111,11 @@ class Recorder:
         with self._state:
             return self._ledger.failure(handle)
 
+    def standing_on(self, handles: Iterable[str]) -> set[str]:
+        """Lasting handles of further facts whose records have seen one of these: removing it has them made again."""
+        with self._state:
+            return self._ledger.standing_on(handles)
+
     @property
     def counters(self) -> Counter[str]:
         """What it has done since it was made.

@@ -230,14 +230,35 @@ def test_a_judge_and_how_often_it_accepts_what_is_wrong(
     assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 0
     result = json.loads(file.read_text(encoding="utf-8"))
     # Planted: Lyon for bread, bread for Lyon, in both conversations; it accepts Lyon for bread.
-    assert result["meta"]["judge"] == {"model": "strict", "planted_wrong": 4, "false_accept_rate": 0.5}
+    measured = {"model": "strict", "planted_wrong": 4, "false_accept_rate": 0.5, "no_verdict": 0}
+    assert result["meta"]["judge"] == measured
     assert all(one["judged_right"] == {"strict": 0.0} for one in result["rows"])
     assert {(one["path"], one["key"], one["temperature"]) for one in seen} == {
         ("/v1/chat/completions", "Bearer secret", 0)
     }
     asked = len(seen)
     assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 0
-    assert len(seen) == asked + 4, "verdicts are kept; only planted answers are judged again"
+    assert len(seen) == asked, "all verdicts are kept"
+    assert json.loads(file.read_text(encoding="utf-8"))["meta"]["judge"] == measured
+
+
+def test_answers_without_a_verdict_are_counted_and_left_out(
+    given: list[str], written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(self: Judge, body: Any) -> str:
+        return "RIGHT" if "judge: bread" in body["messages"][0]["content"] else "Hard to tell."
+
+    monkeypatch.setattr(Judge, "_ask", ask)
+    file = tmp_path / "judged.json"
+    file.with_suffix(".jsonl").write_bytes(written.with_suffix(".jsonl").read_bytes())
+    judge = ["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "m"]
+    assert cli.main([*given, "--text-tail", "0,1", *judge, "--json", str(file)]) == 0
+    result = json.loads(file.read_text(encoding="utf-8"))
+    # Planted: Lyon for bread, on which it has no verdict, bread for Lyon, in both conversations.
+    assert (result["meta"]["judge"]["planted_wrong"], result["meta"]["judge"]["false_accept_rate"]) == (4, 1.0)
+    lines = [json.loads(line) for line in file.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines() if line]
+    verdicts = [line for line in lines if line.get("kind") in ("verdict", "planted")]
+    assert result["meta"]["judge"]["no_verdict"] == sum(line["accepted"] is None for line in verdicts) > 2
 
 
 def test_a_judge_that_cannot_be_asked(
@@ -274,12 +295,7 @@ def test_planted_answers_are_wrong_and_of_the_same_category(data: Path) -> None:
 )
 def test_verdicts_are_read_as_they_are_meant(monkeypatch: pytest.MonkeyPatch, said: str, right: bool | None) -> None:
     monkeypatch.setattr(Judge, "_ask", lambda self, body: said)
-    monkeypatch.setattr("inferscale_mem.cli.eval.judge.RETRY_AFTER_S", ())
-    if right is None:
-        with pytest.raises(EngineError, match="no verdict"):
-            Judge("http://127.0.0.1:9/v1", "m").accepts("q", "Lyon", "bread")
-    else:
-        assert Judge("http://127.0.0.1:9/v1", "m").accepts("q", "Lyon", "bread") is right
+    assert Judge("http://127.0.0.1:9/v1", "m").accepts("q", "Lyon", "bread") is right
 
 
 def test_a_judge_that_fails_is_asked_again_and_costs_no_results(

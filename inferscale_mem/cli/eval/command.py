@@ -204,6 +204,7 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
     return machine(
         engine,
         how=HOW,
+        max_model_len=engine.info.max_model_len,
         fingerprint=engine.info.fingerprint,
         data=args.data.name,
         data_sha256=digest,
@@ -221,7 +222,7 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
 
 def _made_with(meta: dict[str, Any]) -> dict[str, Any]:
     """What must not change between lines of one log."""
-    engine = ("fingerprint", "device", "engine", "dtype")
+    engine = ("model", "device", "engine", "dtype", "record_dtype", "max_model_len", "fingerprint")  # the telling first
     data = ("data_sha256", "facts", "dates", "mem0_config", "instruction", "max_tokens", "at_once")
     return {name: meta[name] for name in (*engine, *data, "mem0", "keyword_search", "entities")}
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferscale_mem.cli.eval.locomo import Conversation, Question
-from inferscale_mem.cli.eval.log import ANSWER, KEYS, VERDICT, Log
+from inferscale_mem.cli.eval.log import ANSWER, KEYS, PLANTED, VERDICT, Line, Log
 from inferscale_mem.cli.eval.scoring import words
 from inferscale_mem.errors import EngineError, InputError
 
@@ -52,12 +52,12 @@ class Judge:
     model: str
     key: str = ""
 
-    def accepts(self, question: str, gold: str, answer: str) -> bool:
-        """Whether the answer is right. An empty one is wrong without asking.
+    def accepts(self, question: str, gold: str, answer: str) -> bool | None:
+        """Whether the answer is right; None: what it said is no verdict. An empty answer is wrong without asking.
 
         Raises:
             InputError: the endpoint does not take the request.
-            EngineError: it cannot be reached, fails, or gives no verdict.
+            EngineError: it cannot be reached, or fails.
         """
         if not answer.strip():
             return False
@@ -72,7 +72,7 @@ class Judge:
         first = _VERDICT.match(said.lstrip(" \t\n*\"'"))
         verdicts = [first[0]] if first else _VERDICT.findall(said)
         if len({verdict.lower() for verdict in verdicts}) != 1:  # none, or both, and it may be cut off in between
-            raise EngineError(f"The judge {self.model} gave no verdict but {said[:80]!r}; take a model that follows.")
+            return None
         return verdicts[0].lower() == "right"
 
     def _ask_patiently(self, body: Mapping[str, Any]) -> str:
@@ -116,16 +116,34 @@ def judge_all(
     """Verdicts on all answers in the log that have none yet, and on planted wrong ones; what the latter came to."""
     questions = {(one.id, question.number): question for one in conversations for question in one.questions}
     lines = [line for line in log.lines(ANSWER) if "answer" in line]
+    verdicts = []
     for number, line in enumerate(lines):
-        key = {name: {**line, "judge": judge.model}[name] for name in KEYS[VERDICT]}
-        question = questions.get((line["conversation"], line["question"]))
-        if question is not None and not log.has(VERDICT, *key.values()):
+        if (question := questions.get((line["conversation"], line["question"]))) is not None:
             say(f"judging answer {number + 1} of {len(lines)}")
-            log.add(VERDICT, {**key, "accepted": judge.accepts(question.text, question.answer, line["answer"])})
-    wrong = [pair for one in conversations for pair in planted(one.questions)]
-    accepted = 0
-    for number, (question, answer) in enumerate(wrong):
+            verdicts.append(_verdict(judge, question, line, VERDICT, log))
+    wrong = [
+        (question, {"conversation": one.id, "question": question.number, "answer": answer})
+        for one in conversations
+        for question, answer in planted(one.questions)
+    ]
+    accepted = []
+    for number, (question, line) in enumerate(wrong):
         say(f"judging planted wrong answer {number + 1} of {len(wrong)}")
-        accepted += judge.accepts(question.text, question.answer, answer)
-    rate = accepted / len(wrong) if wrong else None
-    return {"model": judge.model, "planted_wrong": len(wrong), "false_accept_rate": rate}
+        accepted.append(_verdict(judge, question, line, PLANTED, log))
+    known = [one for one in accepted if one is not None]
+    return {
+        "model": judge.model,
+        "planted_wrong": len(wrong),
+        "false_accept_rate": sum(known) / len(known) if known else None,
+        "no_verdict": [*verdicts, *accepted].count(None),
+    }
+
+
+def _verdict(judge: Judge, question: Question, line: Line, kind: str, log: Log) -> bool | None:
+    """What the judge said, or says now, of one answer."""
+    key = {name: {**line, "judge": judge.model}[name] for name in KEYS[kind]}
+    if (said := log.get(kind, *key.values())) is None:
+        said = {**key, "accepted": judge.accepts(question.text, question.answer, line["answer"])}
+        log.add(kind, said)
+    accepted: bool | None = said["accepted"]
+    return accepted

@@ -14,13 +14,14 @@ import portalocker
 
 from inferscale_mem.errors import ConfigError
 
-ANSWER, ENCODED, VERDICT = "answer", "encoded", "verdict"
-"""Kinds of lines."""
+ANSWER, ENCODED, VERDICT, PLANTED = "answer", "encoded", "verdict", "planted"
+"""Kinds of lines; the last: verdicts on planted wrong answers."""
 
 KEYS = {
     ANSWER: ("conversation", "question", "policy", "text_tail", "k"),
     ENCODED: ("conversation", "policy"),
     VERDICT: ("conversation", "question", "policy", "text_tail", "k", "judge"),
+    PLANTED: ("conversation", "question", "answer", "judge"),
 }
 """What names a line of each kind."""
 
@@ -82,8 +83,12 @@ class Log:
 
     def has(self, kind: str, *key: Any) -> bool:
         """Whether there is a line of this key."""
+        return self.get(kind, *key) is not None
+
+    def get(self, kind: str, *key: Any) -> Line | None:
+        """The line of this key."""
         with self._lock:
-            return key in self._lines[kind]
+            return self._lines[kind].get(key)
 
     def lines(self, kind: str) -> list[Line]:
         """All lines of a kind."""

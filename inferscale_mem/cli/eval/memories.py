@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,7 @@ class Encoded:
         tokens_prefilled: that the engine computed.
         tokens_injected: context that came from records.
         ms: that the engine took.
+        again_per_delete: facts to be encoded again when one of them is deleted, mean over all.
         facts_sha256: of their texts, oldest first.
     """
 
@@ -63,6 +65,7 @@ class Encoded:
     tokens_prefilled: int
     tokens_injected: int
     ms: float
+    again_per_delete: float
     facts_sha256: str
 
 
@@ -225,5 +228,8 @@ def _encoded(service: MemoryService, facts: Sequence[Fact]) -> Encoded:
         tokens_prefilled=counters["tokens_prefilled"],
         tokens_injected=counters["tokens_injected"],
         ms=counters["encode_us"] / 1000,
+        again_per_delete=statistics.mean(
+            len(service.recorder.standing_on([service.signer.mint(fact)])) for fact in facts
+        ),
         facts_sha256=hashlib.sha256("\n".join(fact.text for fact in facts).encode()).hexdigest(),
     )

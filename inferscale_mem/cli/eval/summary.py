@@ -110,13 +110,14 @@ def _encoding(encoded: Sequence[Line]) -> Row:
         "encode_tokens_per_fact": prefilled / facts if facts else None,
         "encode_tokens_per_own": prefilled / own if own else None,
         "encode_ms_per_fact": sum(line["ms"] for line in encoded) / facts if facts else None,
+        "encode_again_per_delete": _mean(line.get("again_per_delete") for line in encoded),
     }
 
 
 def _judged(lines: Sequence[Line], verdicts: Sequence[Line]) -> dict[str, float | None]:
-    """Judge -> share of the answers that it found right."""
+    """Judge -> share that it found right of the answers on which it gave a verdict."""
     names = {_name(line) for line in lines}
-    said: dict[str, list[float]] = {}
+    said: dict[str, list[float | None]] = {}
     for verdict in verdicts:
         if _name(verdict) in names:
             said.setdefault(verdict["judge"], []).append(verdict["accepted"])
