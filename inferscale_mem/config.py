@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,15 +105,15 @@ class EngineConfig:
             raise ConfigError(
                 "engine.api_key holds characters that no HTTP header may have; is there a line break at its end?"
             )
-        _check_kind("engine.timeout", self.timeout, int | float, "seconds")
+        _check_kind("engine.timeout", None if isinstance(self.timeout, bool) else self.timeout, int | float, "seconds")
         _check_kind("engine.retries", self.retries, int, "a whole number")
         if self.base_url is None:
             if self.kind == "server":
                 raise ConfigError("engine.kind='server' needs engine.base_url, e.g. 'http://localhost:8000/v1'.")
             return
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine.base_url={self.base_url!r} must start with http:// or https://.")
-        if self.timeout <= 0 or self.retries < 0:
+        if not re.match(r"https?://[^/?#\s]", self.base_url):
+            raise ConfigError(f"engine.base_url={self.base_url!r} must be like http://host:8000/v1, or with https://.")
+        if not self.timeout > 0 or self.retries < 0:
             raise ConfigError("engine.timeout must be more than 0, engine.retries 0 or more.")
         if self.kind == "transformers":
             raise ConfigError("engine.kind='transformers' runs in this process; leave out engine.base_url.")

@@ -179,10 +179,10 @@ class Ledger:
         self.counters["encoded"] += 1
 
     def redo(self, flight: Flight) -> None:
-        """What came out was spoiled and is dropped: once more, unless its fact is gone."""
+        """What came out was spoiled and is dropped: at once again, before newer facts, unless its fact is gone."""
         self.counters["spoiled"] += 1
         if not flight.dead:
-            self.queue.put(flight.job)
+            self.queue.put(flight.job, first=True)
 
     def refuse(self, flight: Flight, reason: str) -> None:
         """The engine said no: not tried again until somebody asks for it, and only a few times then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,8 +17,9 @@ import tiny_models
 from inferscale_mem.cli import main as cli
 from inferscale_mem.cli.eval import asking, command, report, summary
 from inferscale_mem.cli.eval.judge import Judge, planted
-from inferscale_mem.cli.eval.locomo import read
+from inferscale_mem.cli.eval.locomo import Question, read
 from inferscale_mem.cli.eval.log import ANSWER, Log
+from inferscale_mem.cli.eval.scoring import token_f1
 from inferscale_mem.errors import EngineError, InputError
 
 POLICIES = ("alone", "fact_chain(2, nearest)", "dialog_window(2)")
@@ -272,6 +274,56 @@ def test_a_judge_that_cannot_be_asked(
     assert not Judge("http://127.0.0.1:9/v1", "strict").accepts("q", "a", " ")
 
 
+def test_a_key_follows_no_redirect(endpoint: tuple[str, list[dict[str, Any]]]) -> None:
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(302)
+            self.send_header("Location", f"{endpoint[0]}/chat/completions")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(InputError, match="answers 302"):
+            Judge(f"http://127.0.0.1:{server.server_port}/v1", "strict", "secret").accepts("q", "a", "b")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert not endpoint[1]
+
+
+@pytest.mark.parametrize(
+    "reply", [b"HTTP/1.1 500 x\r\nContent-Length: 300\r\n\r\nno", b"", b"HTTP/1.1 200 x\r\n\r\n[[["]
+)
+def test_a_judge_that_breaks_off_is_said_so(monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
+    monkeypatch.setattr("inferscale_mem.cli.eval.judge.RETRY_AFTER_S", ())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(EngineError, match="judge at"):
+            Judge(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m").accepts("q", "a", "b")
+        thread.join()
+
+
+def test_planted_answers_are_wrong_in_any_language() -> None:
+    given = ["雷克斯。", "雷克斯", "?", "Ünal", "U\u0308nal!"]
+    questions = [Question(n, "q", answer, 4, ()) for n, answer in enumerate(given)]
+    pairs = {(question.answer, wrong) for question, wrong in planted(questions)}
+    assert pairs == {("雷克斯。", "Ünal"), ("雷克斯", "Ünal"), ("Ünal", "雷克斯。"), ("U\u0308nal!", "雷克斯。")}
+    assert token_f1("雷克斯。", "雷克斯") == 1.0
+
+
 def test_planted_answers_are_wrong_and_of_the_same_category(data: Path) -> None:
     (one, _), _ = read(data)
     assert [(question.answer, wrong) for question, wrong in planted(one.questions)] == [
@@ -285,7 +337,11 @@ def test_planted_answers_are_wrong_and_of_the_same_category(data: Path) -> None:
     [
         *(("RIGHT", True), ("**Wrong**", False), ("Hm. Right.", True), ("WRONG. It is not right.", False)),
         ("The right answer is Lyon, so it is wrong", False),
-        ("Right or wrong? I", True),
+        *((said, None) for said in ("Right or wrong? I", "RIGHT or WRONG? It is WRONG.", "Right/wrong: right")),
+        *(
+            (said, None)
+            for said in ("That is not right.", "It isn't quite right", "It is not wrong.", "not entirely wrong")
+        ),
         *(
             ("The right answer is Lyon, but this says bread, so it is", None),
             ("Lyon", None),
@@ -354,6 +410,12 @@ def test_facts_that_are_others_than_before_are_not_mixed_in(
     file.with_suffix(".jsonl").write_text("\n".join(kept), encoding="utf-8")
     assert cli.main([*given, "--text-tail", "0,1", "--json", str(file)]) == 2
     assert "c-2: the facts are not those" in capsys.readouterr().err
+
+
+def test_a_tail_of_all_that_was_found_is_no_condition(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The conversations have five facts, so ten cannot be found."""
+    assert cli.main([*given, "--k", "10", "--text-tail", "5", "--max-tokens", "0"]) == 2
+    assert "c-1, question 0: Only 5 facts were found, and a text tail of 5 injects none." in capsys.readouterr().err
 
 
 def test_policies_are_compared_over_the_questions_that_both_were_asked() -> None:

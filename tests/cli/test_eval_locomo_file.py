@@ -76,6 +76,9 @@ def test_an_odd_conversation_is_named(tmp_path: Path) -> None:
         ({"sample_id": "y"}, "two conversations have the sample_id 'y'"),
         ({"qa": [{"question": "?", "answer": {"a": 1}, "category": 4}]}, "answer of question 0 is no text"),
         ({"qa": [{"question": "?", "answer": "\ud800", "category": 4}]}, "surrogates"),
+        ({"qa": [{"question": None, "answer": "a", "category": 4}]}, "question is None"),
+        *(({"qa": [{"question": "?", "answer": "a", "category": c}]}, "no whole number") for c in (4.9, math.inf, "x")),
+        ({"observation": {"session_2_observation": {"Ann": ["ab"]}}}, "list of a text and its turns"),
     ],
 )
 def test_what_would_give_wrong_figures_is_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:

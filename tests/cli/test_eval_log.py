@@ -19,6 +19,8 @@ def answer(number: int) -> dict[str, object]:
         "policy": "text",
         "text_tail": 0,
         "k": 1,
+        "category": 4,
+        **dict.fromkeys(("ll", "dll", "kl_mean", "kl_first", "top1"), 0.5),
         "answer": "\u2028\x85\u00e9",
     }
 
@@ -44,6 +46,25 @@ def test_it_survives_whatever_stops_its_writer(tmp_path: Path) -> None:
         assert held(file) == held(file) == list(range(max(0, complete - 1)))
     file.write_bytes("\u00e9".encode()[:1] + b"\n" + whole)
     assert held(file) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *('{"kind": "answer"}', '{"kind": ["x"]}', '{"kind": "verdict", "conversation": "c"}'),
+        '{"kind": "answer", "conversation": ["c"], "question": 7, "policy": "text", "text_tail": 0, "k": 1}',
+        '{"kind": "answer", "conversation": "c", "question": 7, "policy": "text", "text_tail": 0, "k": 1, "dll": 0}',
+    ],
+)
+def test_a_damaged_line_counts_as_none(tmp_path: Path, damaged: str) -> None:
+    file = written(tmp_path / "log.jsonl", 0)
+    file.write_text(file.read_text(encoding="utf-8") + damaged + "\n", encoding="utf-8")
+    assert held(file) == [0]
+
+
+def test_where_no_log_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Log(tmp_path / "none" / "log.jsonl", MADE_WITH)
 
 
 def test_logs_of_one_kind_can_be_put_together(tmp_path: Path) -> None:

@@ -305,13 +305,14 @@ def test_requests_that_cannot_be_read(change: dict[str, Any]) -> None:
 
 def test_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EngineConfig(base_url="http://host:1/v1").kind == "server"
-    for wrong in ({"kind": "server"}, {"base_url": "host:1"}, {"base_url": "http://h", "kind": "transformers"}):
+    wrong_urls = ({"base_url": url} for url in ("host:1", "http://", "http:///v1", "ftp://h"))
+    for wrong in ({"kind": "server"}, {"base_url": "http://h", "kind": "transformers"}, *wrong_urls):
         with pytest.raises(ConfigError):
             EngineConfig(**wrong)
     for wrong in (
         {"timeout": 0},
         {"retries": -1},
-        {"timeout": "1"},
+        *({"timeout": seconds} for seconds in ("1", float("nan"), True)),
         *({"api_key": key} for key in (3, "secret\n", "ключ")),
     ):
         with pytest.raises(ConfigError):

@@ -33,7 +33,7 @@ from inferscale_mem.adapters.mem0.turns import TurnLog
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.engines import open_engine
-from inferscale_mem.errors import ConfigError
+from inferscale_mem.errors import ConfigError, InputError
 from inferscale_mem.handles import HandleSigner, load_key
 from inferscale_mem.models import is_packaged, resolve_model
 from inferscale_mem.protocols import Engine
@@ -294,7 +294,10 @@ def search_scope(filters: object, others: Mapping[str, Any]) -> Scope | None:
 
     Raises:
         MissingOwnerError, ScopeError: the filters name none, or not one.
+        InputError: they are no dict.
     """
-    if set(others) & {"user_id", "agent_id", "run_id"} or not isinstance(filters, Mapping | None):
+    if not isinstance(filters, Mapping | None):
+        raise InputError(f"filters must be a dict, e.g. filters={{'user_id': 'u1'}}, not {type(filters).__name__}.")
+    if set(others) & {"user_id", "agent_id", "run_id"}:
         return None
     return inputs.owner_scope(filters, "in filters, e.g. filters={'user_id': 'u1'}")

@@ -69,6 +69,7 @@ class ResidentRows:
         """Rows in the order of their ids, and the id of the next one."""
         among = self._candidates(wanted)
         order = sorted(self._payloads if among is None else among, key=_by_kind)
+        limit = min(limit, len(order))
         page = list(islice((at for at in order if wanted.admits(at, self._payloads[at])), limit + 1))
         rows = [Record(id=at, payload=_copied(self._payloads[at])) for at in page[:limit]]
         return rows, page[limit] if len(page) > limit else None
@@ -94,7 +95,7 @@ class ResidentRows:
         # Copied: Mem0 changes the payloads that it is given.
         return [
             ScoredPoint.model_construct(id=at, version=0, score=score, payload=_copied(self._payloads[at]))
-            for at, score in islice(admitted, limit)
+            for at, score in islice(admitted, min(limit, len(self._payloads)))
         ]
 
 

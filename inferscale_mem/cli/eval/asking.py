@@ -161,9 +161,12 @@ def _missing(
 
 def _ask_all(conversation: Conversation, todo: Todo, asker: Asker, log: Log, progress: Progress) -> None:
     def ask(question: Question, missing: list[tuple[int, Condition]]) -> None:
-        for line in asker.ask(question, missing):
-            log.add(ANSWER, {"conversation": conversation.id, **line})
-            progress.done(f"{conversation.id}, question {question.number}, k={line['k']}")
+        try:
+            for line in asker.ask(question, missing):
+                log.add(ANSWER, {"conversation": conversation.id, **line})
+                progress.done(f"{conversation.id}, question {question.number}, k={line['k']}")
+        except InputError as error:
+            raise InputError(f"{conversation.id}, question {question.number}: {error}") from error
 
     with ThreadPoolExecutor(asker.asked.at_once, thread_name_prefix="inferscale-eval") as pool:
         under_way = [pool.submit(ask, question, missing) for question, missing in todo]
@@ -195,6 +198,8 @@ class Asker:
             conditions = [condition for at, condition in missing if at == k]
             if conditions:
                 handles = self._memories.search(question.text, k)
+                if (tail := max(condition.text_tail for condition in conditions)) >= len(handles):
+                    raise InputError(f"Only {len(handles)} facts were found, and a text tail of {tail} injects none.")
                 evidence = self._memories.evidence(handles)
                 text = _plain(self._memories.plan(ALONE, message, handles, 0))
                 reference = None if Condition(TEXT) in conditions else self._score(Condition(TEXT), text, gold)

@@ -11,6 +11,7 @@ import re
 import secrets
 import sys
 import time
+import urllib.parse
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -251,9 +252,17 @@ def _judge(args: argparse.Namespace) -> Judge | None:
         raise InputError(f"--judge-key-file {args.judge_key_file} cannot be read: {why}.") from error
     if not (key.isascii() and (key.isprintable() or not key)) or " " in key:
         raise InputError(f"--judge-key-file {args.judge_key_file} must hold a key and nothing else, on one line.")
-    if not args.judge_url.startswith(("http://", "https://")):
-        raise InputError(f"--judge-url {args.judge_url!r} must begin with http:// or https://.")
+    if not _is_url(args.judge_url):
+        raise InputError(f"--judge-url {args.judge_url!r} must be like http://host:8000/v1, or with https://.")
     return Judge(args.judge_url, args.judge_model, key)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,15 @@ Answer to judge: {answer}
 
 Reply with one word, RIGHT or WRONG."""
 
-_VERDICT = re.compile(r"\b(right(?! answer)|wrong(?! answer))\b", re.IGNORECASE)
+MOST_BYTES = 1_000_000
+"""Of a reply."""
+
+_FIRST = re.compile(r"\W*(right|wrong)\b(?!\s*(?:or\b|/|answer))", re.IGNORECASE)
+_VERDICT = re.compile(r"\b(right|wrong)\b(?! answer)", re.IGNORECASE)
+_TURNED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|hardly|cannot)|n['\u2019]t)\b(?:\W+\w+){0,2}\W+(?:right|wrong)\b", re.IGNORECASE
+)
+"""A verdict that is denied, which one cannot read off its words."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,7 @@ class Judge:
             "temperature": 0,
             "max_tokens": 16,
         }
-        said = self._ask_patiently(body)
-        first = _VERDICT.match(said.lstrip(" \t\n*\"'"))
-        verdicts = [first[0]] if first else _VERDICT.findall(said)
-        if len({verdict.lower() for verdict in verdicts}) != 1:  # none, or both, and it may be cut off in between
-            return None
-        return verdicts[0].lower() == "right"
+        return verdict(self._ask_patiently(body))
 
     def _ask_patiently(self, body: Mapping[str, Any]) -> str:
         for pause in RETRY_AFTER_S:
@@ -90,14 +92,48 @@ class Judge:
         url = f"{self.url.rstrip('/')}/chat/completions"
         try:
             request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                return str(json.load(reply)["choices"][0]["message"]["content"] or "")
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            kind = InputError if 400 <= error.code < 500 and error.code != 429 else EngineError
-            raise kind(f"The judge at {url} answers {error.code}: {said}") from error
-        except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
+            with _opener.open(request, timeout=TIMEOUT_S) as reply:
+                status, said = reply.status, _read(reply)
+            if status == 200:
+                return str(json.loads(said)["choices"][0]["message"]["content"] or "")
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
             raise EngineError(f"The judge at {url} cannot be asked ({error}); check --judge-url.") from error
+        kind = InputError if 300 <= status < 500 and status != 429 else EngineError
+        raise kind(f"The judge at {url} answers {status}: {said[:300].decode(errors='replace')}")
+
+
+class _AsItIs(urllib.request.HTTPErrorProcessor):
+    """Gives back every reply: a redirect that is followed takes the key to another host."""
+
+    def http_response(self, request: urllib.request.Request, response: Any) -> Any:
+        """See urllib."""
+        return response
+
+    https_response = http_response
+
+
+_opener = urllib.request.build_opener(_AsItIs)
+
+
+def _read(reply: Any) -> bytes:
+    """All of a reply, within a time and a size."""
+    said, until = b"", time.monotonic() + TIMEOUT_S
+    while part := reply.read1(MOST_BYTES):
+        said += part
+        if len(said) > MOST_BYTES or time.monotonic() > until:
+            raise OSError(f"the reply is longer than {MOST_BYTES} bytes or {TIMEOUT_S:.0f} seconds")
+    return said
+
+
+def verdict(said: str) -> bool | None:
+    """Whether a reply says that the answer is right; None if it says neither, or both, or what cannot be told.
+
+    The first word counts where it is a verdict; otherwise the only one, if it is not denied.
+    """
+    if first := _FIRST.match(said):
+        return first[1].lower() == "right"
+    found = {word.lower() for word in _VERDICT.findall(said)}
+    return found == {"right"} if len(found) == 1 and not _TURNED.search(said) else None
 
 
 def planted(questions: Sequence[Question]) -> Iterator[tuple[Question, str]]:
@@ -105,7 +141,8 @@ def planted(questions: Sequence[Question]) -> Iterator[tuple[Question, str]]:
     for place, question in enumerate(questions):
         others = [*questions[place + 1 :], *questions[:place]]
         mine = set(words(question.answer))
-        wrong = next((o for o in others if o.category == question.category and not mine & set(words(o.answer))), None)
+        same = (other for other in others if other.category == question.category)
+        wrong = next((o for o in same if mine and (theirs := set(words(o.answer))) and not mine & theirs), None)
         if wrong is not None:
             yield question, wrong.answer
 

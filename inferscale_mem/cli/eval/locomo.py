@@ -2,7 +2,7 @@
 
 The file is a list of conversations, each with sessions of dialog turns, with ``observation`` (statements about a
 speaker, each with the turns it was taken from), and with questions. Questions of category 5 have no answer by design,
-and are left out, as in published scores; so are those that lack one by mistake.
+and are left out, as in published scores; so are those that lack answer or question by mistake.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATES = ("behind", "before", "off")
 """Where a fact's text gets its session's date."""
 
 _TURN = re.compile(r"D:?(\d+):(\d+)")
-_SESSION = re.compile(r"session_(\d+)")
+_SESSION = re.compile(r"session_([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def read(path: Path) -> tuple[list[Conversation], str]:
     for number, one in enumerate(listed):
         try:
             conversations.append(_conversation(one, f"conversation-{number}"))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"--data {path}: conversation {number} is not of LoCoMo's form ({type(error).__name__}: {error})."
             ) from error
@@ -138,7 +138,8 @@ def spread(questions: Sequence[Question], count: int) -> list[Question]:
 
 def _conversation(given: Mapping[str, Any], name: str) -> Conversation:
     said = given["conversation"]
-    sessions = sorted(int(m[1]) for key in said if (m := _SESSION.fullmatch(key)) and isinstance(said[key], list))
+    found = (m for key in said if (m := _SESSION.fullmatch(key)) and isinstance(said[key], list))
+    sessions = sorted(int(m[1]) for m in found)
     turns = [turn for session in sessions for turn in _turns(said, session)]
     facts = [fact for session in sessions for fact in _facts(given["observation"], session, _date(said, session))]
     if not facts:
@@ -149,28 +150,39 @@ def _conversation(given: Mapping[str, Any], name: str) -> Conversation:
 
 def _turns(said: Mapping[str, Any], session: int) -> Iterator[Turn]:
     for turn in said[f"session_{session}"]:
-        yield Turn(turn["dia_id"], turn["speaker"], turn["text"], _date(said, session))
+        yield Turn(_text(turn, "dia_id"), _text(turn, "speaker"), _text(turn, "text"), _date(said, session))
 
 
 def _facts(observation: Mapping[str, Any], session: int, date: str) -> list[Observation]:
     """A session's facts in the order of the turns they were taken from; the file lists them by speaker."""
-    found = [
-        Observation(text.strip(), speaker, date, _evidence(evidence))
-        for speaker, listed in observation.get(f"session_{session}_observation", {}).items()
-        for text, evidence in listed
-    ]
+    found = []
+    for speaker, listed in observation.get(f"session_{session}_observation", {}).items():
+        for one in listed:
+            if not isinstance(one, list):  # two characters would be taken for a pair
+                raise ValueError(f"an observation of session {session} is no list of a text and its turns")
+            text, evidence = one
+            found.append(Observation(text.strip(), speaker, date, _evidence(evidence)))
     return sorted(found, key=lambda fact: min((int(turn.split(":")[1]) for turn in fact.evidence), default=0))
 
 
 def _questions(listed: list[Mapping[str, Any]]) -> Iterator[Question]:
     for number, one in enumerate(listed):
-        given, category = one.get("answer"), int(one["category"])
+        given, written = one.get("answer"), str(one["category"])
+        if not written.isdecimal():
+            raise ValueError(f"the category of question {number} is no whole number")
         if isinstance(given, dict | list):
             raise ValueError(f"the answer of question {number} is no text")
         answer = "" if given is None else str(given).strip()
-        (one["question"] + answer).encode()  # lone surrogates are no text
-        if category in CATEGORIES and answer:
-            yield Question(number, one["question"].strip(), answer, category, _evidence(one.get("evidence", [])))
+        question = _text(one, "question").strip()
+        (question + answer).encode()  # lone surrogates are no text
+        if (category := int(written)) in CATEGORIES and answer and question:
+            yield Question(number, question, answer, category, _evidence(one.get("evidence", [])))
+
+
+def _text(given: Mapping[str, Any], name: str) -> str:
+    if not isinstance(given[name], str):
+        raise ValueError(f"{name} is {given[name]!r}, no text")
+    return str(given[name])
 
 
 def _evidence(given: str | list[str]) -> tuple[str, ...]:

@@ -25,6 +25,14 @@ KEYS = {
 }
 """What names a line of each kind."""
 
+NUMBERS = {
+    ANSWER: ("ll", "dll", "kl_mean", "kl_first", "top1", "category"),
+    ENCODED: ("facts", "own_tokens", "tokens_prefilled", "ms"),
+    VERDICT: (),
+    PLANTED: (),
+}
+"""What lines of each kind are counted by."""
+
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 
@@ -49,13 +57,14 @@ class Log:
         self._file = _locked(path)
         try:
             known = _read(path)
-            headers = [line["made_with"] for line in known if "made_with" in line]  # several if logs were put together
+            # Several if logs were put together.
+            headers = [line["made_with"] for line in known if isinstance(line.get("made_with"), dict)]
             for header in headers:
                 _check(path, header, made_with)
             if known and not headers:
                 raise ConfigError(f"{path} does not say what it was made with; give another --json, or remove it.")
             for line in known:
-                if line.get("kind") in KEYS:
+                if _is_whole(line):
                     self._keep(line)
         except BaseException:
             self._file.close()
@@ -106,7 +115,10 @@ class Log:
 
 def _locked(path: Path) -> TextIO:
     """The file, open to be written behind its end by this process only."""
-    file = path.open("a", encoding="utf-8")
+    try:
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --json.") from error
     try:
         portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
     except portalocker.LockException as error:
@@ -124,6 +136,15 @@ def _read(path: Path) -> list[Line]:
             if isinstance(line, dict):
                 lines.append(line)
     return lines
+
+
+def _is_whole(line: Line) -> bool:
+    """Whether nothing is missing; what a damaged line was about is asked again."""
+    kind = line.get("kind")
+    if not isinstance(kind, str) or kind not in KEYS:
+        return False
+    named = all(isinstance(line.get(name), str | int) for name in KEYS[kind])
+    return named and all(isinstance(line.get(name), int | float) for name in NUMBERS[kind])
 
 
 def _check(path: Path, before: Mapping[str, Any], made_with: Mapping[str, Any]) -> None:

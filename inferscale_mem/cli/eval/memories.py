@@ -27,6 +27,9 @@ from inferscale_mem.types import Fact, PromptPlan, Scope
 ALONE = "alone"
 """What the share of the gap that a policy closes is measured from. It is always among the policies."""
 
+OWNER = Scope(user_id="evaluated")
+"""Of all facts: each conversation has a store of its own, and its name in the file may be no user's."""
+
 Say = Callable[[str], None]
 """Shows what is being done."""
 
@@ -126,7 +129,7 @@ def opened(
         own = replace(settings, home=Path(folder), encoding=EncodingConfig(policy=ALONE))
         memory = InferScaleMemory.from_config({**(source.mem0 or {}), "inferscale": own}, engine=engine)
         stack.callback(memory.close)
-        scope = Scope(user_id=conversation.id)
+        scope = OWNER
         _add(memory, conversation, scope, source, say)
         services = {ALONE: memory.service}
         index = cast(FactIndex, DialogIndex(memory.service.index, conversation.turns))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Scores = NDArray[np.float32]
 """Log-probs [answer tokens, vocabulary]."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def divergence(text: Scores, other: Scores) -> NDArray[np.float64]:
 
 
 def words(text: str) -> list[str]:
-    """An answer's words: lower case, without punctuation and articles."""
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    """An answer's words: lower case, without punctuation, symbols and articles, of any language."""
+    return _ARTICLES.sub(" ", _PUNCTUATION.sub(" ", unicodedata.normalize("NFC", text).lower())).split()
 
 
 def token_f1(answer: str, gold: str) -> float:

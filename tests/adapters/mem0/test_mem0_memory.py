@@ -450,3 +450,16 @@ def test_entities_share_the_store(memory: InferScaleMemory) -> None:
     assert memory.service.index.facts() == []
     memory.reset()
     assert memory.entity_store.list(filters=ALICE)[0] == []
+
+
+@pytest.mark.parametrize("filters", ["alice", [("user_id", "alice")], 7])
+def test_filters_that_are_no_dict_are_said_so(memory: InferScaleMemory, filters: Any) -> None:
+    for ask in (lambda: memory.search("q", filters=filters), lambda: memory.get_all(filters=filters)):
+        with pytest.raises(InputError, match="filters must be a dict"):
+            ask()
+
+
+def test_any_number_of_hits_may_be_asked_for(memory: InferScaleMemory) -> None:
+    add(memory, "I am allergic to peanuts.")
+    assert len(memory.search("peanuts", filters=ALICE, top_k=10**20)["results"]) == 1
+    assert len(memory.get_all(filters=ALICE, top_k=10**20)["results"]) == 1
