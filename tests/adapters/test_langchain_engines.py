@@ -29,6 +29,7 @@ FACTS = (
     "My birthday is on 12 March.",
     "I am allergic to walnuts.",
 )
+DOGS = ("Rex", "Bella", "Max", "Luna", "Rocky", "Daisy", "Milo", "Coco")
 
 
 @pytest.fixture(scope="module")
@@ -115,22 +116,28 @@ def test_eight_users_at_once_streams_in_turns_one_given_up_and_a_second_loop(vll
     signer = HandleSigner(KEY, "langchain")
     index = SmallIndex(signer)
     service = MemoryService(vllm_engine, index, signer, EncodingConfig())
-    users = [f"user{n}" for n in range(8)]
-    facts = {user: new_fact(f"My favourite number is {n}{n}{n}.", Scope(user_id=user)) for n, user in enumerate(users)}
+    dogs = dict(zip((f"user{n}" for n in range(8)), DOGS, strict=True))
+    users = list(dogs)
+    facts = {user: new_fact(f"My dog is called {dog}.", Scope(user_id=user)) for user, dog in dogs.items()}
     index.put(*facts.values())
     service.add(facts.values())
     assert service.wait(120)
-    chat = ChatInferScale(service=service, temperature=0.0, max_tokens=8)
-    question = [HumanMessage("What is my favourite number?")]
+    chat = ChatInferScale(service=service, temperature=0.0, max_tokens=16)
+    question = [HumanMessage("What is the name of my dog?")]
+
+    def check(answers: dict[str, Any]) -> None:
+        """Each of its own user's fact alone; word for word they may differ, as rounding depends on the batch."""
+        for user, answer in answers.items():
+            report = answer.response_metadata["inferscale"]
+            assert (report["facts_requested"], report["facts_injected"]) == (1, 1)
+            assert [dog for dog in DOGS if dog in answer.content] == [dogs[user]], answer.content
 
     def of(user: str) -> dict[str, Any]:
         return {"memories": [service.handle(facts[user])], "user_id": user}
 
     async def all_at_once() -> None:
         answers = await asyncio.gather(*(chat.ainvoke(question, **of(user)) for user in users))
-        for answer in answers:
-            report = answer.response_metadata["inferscale"]
-            assert (report["facts_requested"], report["facts_injected"]) == (1, 1)
+        check(dict(zip(users, answers, strict=True)))
 
     async def streams_in_turns() -> None:
         streams = {user: chat.astream(question, **of(user)) for user in users}
@@ -143,12 +150,9 @@ def test_eight_users_at_once_streams_in_turns_one_given_up_and_a_second_loop(vll
                     told[user].append(await anext(streams[user]))
                 except StopAsyncIteration:
                     del streams[user]
-        for user in users[1:]:
-            whole = sum(told[user][1:], told[user][0])
-            assert whole.response_metadata["inferscale"]["facts_injected"] == 1
-            assert whole.content == alone[user]
+        check({user: sum(told[user][1:], told[user][0]) for user in users[1:]})
 
-    alone = {user: chat.invoke(question, **of(user)).content for user in users}
+    check({user: chat.invoke(question, **of(user)) for user in users})
     for work in (all_at_once, streams_in_turns, all_at_once):
         asyncio.run(work())  # an event loop of its own each time
     service.close()
