@@ -32,6 +32,8 @@ ANY_TOOL = ""
 Position = Literal["system", "latest"]
 """Where the memory block stands: in the system message, or right before the latest human message."""
 
+REPEATED = "says the same, word for word, as another memory of this request"
+
 CACHED_FACTS = 16384
 CACHED_HEADERS = 1024
 
@@ -134,7 +136,8 @@ class PromptPlanner:
 
         Args:
             messages: the conversation; content is text or a list of text blocks.
-            facts: valid handles and what they stand for. All are served, once each, and nothing else.
+            facts: valid handles and what they stand for. All are served, once each, and nothing else. Of those that
+                say the same word for word one is: records know nothing of each other, and repeats confuse the model.
             order: handles, most similar first; those it leaves out follow as they stand in the messages.
             is_ready: whether a record (by id) can be injected now. Others are served behind those that can.
             scope: whose facts may be shown.
@@ -163,7 +166,11 @@ class PromptPlanner:
         for handle in [*(order or ()), *placing.handles_of(said, roles), *facts]:
             if handle in facts:
                 asked.setdefault(lasting[handle] if lasting else handle, handle)
-        block = self._block([(handle, by, facts[by].text) for handle, by in asked.items()], is_ready)
+        served: dict[tuple[int, ...], tuple[str, str, str]] = {}  # by tokens: each line once, for the most similar
+        for handle, by in asked.items():
+            first = served.setdefault(self.fact_tokens(facts[by].text), (handle, by, facts[by].text))
+            misses += (Miss(by, REPEATED),) if first[0] != handle else ()
+        block = self._block(list(served.values()), is_ready)
         if position == "latest" and (marks := placing.human_marks(said)):
             chat, shown = self._template.tools.prepare(
                 placing.before_humans(said, hidden, marks), tools, DEFAULT_SYSTEM

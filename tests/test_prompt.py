@@ -12,7 +12,7 @@ from template_tokenizer import GEMMA, LLAMA, MISTRAL, QWEN, TEMPLATES, TemplateT
 
 from inferscale_mem.errors import ChatTemplateError, HandleError, InputError, PromptTooLongError
 from inferscale_mem.handles import UNKNOWN, HandleSigner, find
-from inferscale_mem.prompt import DEFAULT_SYSTEM, HEADING, PromptPlanner, check_length
+from inferscale_mem.prompt import DEFAULT_SYSTEM, HEADING, REPEATED, PromptPlanner, check_length
 from inferscale_mem.types import Fact, Messages, Miss, PromptPlan, Scope, Segment
 
 ALICE = Scope(user_id="alice")
@@ -99,6 +99,16 @@ def test_a_plan(bench: Bench) -> None:
     header = plan.segments[0]
     assert header.record is not None and header.record.startswith("header.")
     assert plan.segments[-1].record is None
+
+
+def test_facts_that_say_the_same_word_for_word_are_served_once(bench: Bench) -> None:
+    again = [Fact(f"id-{n}", text, ALICE, "1") for n, text in ((7, "likes tea\n"), (8, "likes tea"))]
+    others = [SIGNER.mint(fact) for fact in again]
+    known = {**KNOWN, **dict(zip(others, again, strict=True))}
+    plan = bench.plan([user("hi")], known, order=[others[0], ROME, TEA, CATS, others[1]])
+    assert handles(plan) == [CATS, ROME, others[0]], "the most similar one is"
+    assert plan.missed == tuple(Miss(handle, REPEATED) for handle in (TEA, others[1]))
+    assert bench.text(plan).count("likes tea") == 1
 
 
 def test_header_records_are_named_by_their_tokens(bench: Bench) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from inferscale_mem.prompt import REPEATED
 from inferscale_mem.server.asgi import Message, Send
 from inferscale_mem.server.bodies import FIELD
 from inferscale_mem.types import InjectReport, PromptPlan
@@ -47,7 +48,8 @@ class ReportedAnswer:
 
     async def _begin(self, message: Message) -> None:
         requested = len({fact.handle for fact in self._plan.facts} | {miss.handle for miss in self._plan.missed})
-        message = with_counts(message, requested, len(self._plan.missed))
+        refused = sum(miss.reason != REPEATED for miss in self._plan.missed)
+        message = with_counts(message, requested, refused)
         if message["status"] == 200 and _is_json(message["headers"]):
             self._start = message
         else:

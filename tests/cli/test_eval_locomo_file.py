@@ -147,7 +147,10 @@ def test_errors_are_clustered_by_conversation() -> None:
     mean, error = scoring.mean_and_error(values, clusters)
     # Two conversations, whose means are 1 and 3: as sure as two values, not as four.
     assert (mean, error) == (2.0, pytest.approx(1.0))
-    assert scoring.mean_and_error([1.0, 2.0], ["a", "a"]) == (1.5, None)
+    assert (
+        scoring.mean_and_error([1.0, 2.0], ["a", "a"]) == scoring.mean_and_error([1.0, 2.0], ["a", "b"]) == (1.5, 0.5)
+    )
+    assert scoring.mean_and_error([1.0], ["a"]) == (1.0, None)
     jackknifed = scoring.jackknife_error(
         lambda left_out: float(np.mean([v for v, c in zip(values, clusters, strict=True) if c not in left_out])),
         clusters,

@@ -28,7 +28,7 @@ Mode = Literal["text", "warm", "injected"]
 MODES: tuple[Mode, ...] = ("text", "warm", "injected")
 NAMES: Mapping[Mode, str] = {
     "text": "plain text",
-    "warm": "warm prefix cache (the floor)",
+    "warm": "warm prefix cache",
     "injected": "injected",
 }
 FIRST = Sampling(max_tokens=1, temperature=0.0)

@@ -88,27 +88,34 @@ def publish(
     if file is None:
         return
     result = {"rows": list(rows), "ratios": list(ratios), "meta": dict(meta)}
-    for written in (write_json(file, result), *write_pictures(file, lines, labels)):
+    for written in (write_json(file, result), *write_pictures(file, lines, labels, meta)):
         print(f"wrote {written}")
 
 
+MOST_LETTERS = 40
+"""Of a name in a picture's legend that has another beside it."""
+
+
 def write_pictures(
-    file: Path, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]
+    file: Path, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str], meta: Mapping[str, Any]
 ) -> list[Path]:
-    """One line per name, as PNG and SVG beside the JSON file."""
+    """One line per name, as PNG and SVG beside the JSON file; the model and the machine stand under the title."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5 + 0.12 * len(lines)), layout="constrained")
     for (name, points), style in zip(
         lines.items(), itertools.cycle(("o-", "s--", "^-", "v--", "D-", "x--")), strict=False
     ):
         axes.plot(*zip(*points, strict=True), style, label=name)
-    axes.set(title=labels["title"], xlabel=labels["x"], ylabel=labels["y"], yscale="log")
+    axes.set(xlabel=labels["x"], ylabel=labels["y"], yscale="log")
+    where = ", ".join(str(meta[name]) for name in ("model", "dtype", "device", "cpus") if meta.get(name))
+    axes.set_title(where + (" cores" if meta.get("cpus") else ""), fontsize="small")
+    figure.suptitle(labels["title"])
     axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=1 if max(map(len, lines), default=0) > MOST_LETTERS else 2)
     paths = [file.with_suffix(ending) for ending in (".png", ".svg")]
     for path in paths:
         figure.savefig(path, dpi=150)

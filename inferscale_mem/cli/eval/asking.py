@@ -82,10 +82,11 @@ class Progress:
 
     def __init__(self, total: int, show: Callable[[str], None]) -> None:
         self._total, self._done, self._show = total, 0, show
-        self._began = time.monotonic()
+        self._began: float | None = None
 
     def done(self, what: str) -> None:
-        """One more answer."""
+        """One more answer. The first starts the clock: what was in front of it is not there again for each."""
+        self._began = self._began or time.monotonic()
         self._done += 1
         self.say(what)
 
@@ -94,9 +95,9 @@ class Progress:
         self._show(f"{what}; {self._done} of {self._total} answers{self._left()}")
 
     def _left(self) -> str:
-        if not self._done:
+        if self._began is None or self._done < 2:
             return ""
-        seconds = (time.monotonic() - self._began) * (self._total - self._done) / self._done
+        seconds = (time.monotonic() - self._began) * (self._total - self._done) / (self._done - 1)
         return f", {seconds / 60:.0f} min left"
 
 

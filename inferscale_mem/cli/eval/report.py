@@ -35,9 +35,9 @@ def write(file: Path, log: Log, meta: Mapping[str, Any]) -> list[Path]:
         "by_half": _rounded(by_half(log)),
         "meta": {**meta, "questions": _questions(log)},
     }
-    written = [write_json(file, result), *write_pictures(file, _lines(every), PICTURE)]
+    written = [write_json(file, result), *write_pictures(file, _lines(every), PICTURE, meta)]
     if curves := _tail_curves(every):
-        written += write_pictures(file.with_name(f"{file.stem}-ttft{file.suffix}"), curves, TAILS)
+        written += write_pictures(file.with_name(f"{file.stem}-ttft{file.suffix}"), curves, TAILS, meta)
     return written
 
 

@@ -96,8 +96,13 @@ def recall(evidence: Sequence[str], served: Sequence[Sequence[str]]) -> float | 
 
 
 def mean_and_error(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float | None]:
-    """Mean over questions, and its standard error with conversations as clusters; no error from a single cluster."""
+    """Mean over questions, and its standard error with conversations as clusters.
+
+    Of a single conversation it is the error over its questions; None for a single question.
+    """
     mean = float(np.mean(values))
+    if len(set(clusters)) == 1:
+        clusters = [str(number) for number in range(len(values))]
     sums: dict[str, float] = {}
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] = sums.get(cluster, 0.0) + value - mean
