@@ -5,7 +5,8 @@ policy                  a fact's context
 ======================  ===============================================================================================
 ``alone``               nothing: it starts at position 0
 ``header``              the default prompt's header
-``dialog_window(w)``    header and the last w dialog turns before the fact, each a list item as facts are
+``dialog_window(w)``    header and the last w dialog turns before the fact, each a list item as facts are. Deleting a
+                        fact does not delete the turns, so records go on having seen what they said (decision 0030)
 ``fact_window(m)``      header and the owner's m most similar earlier facts, prefilled again
 ``fact_chain(m, how)``  header and the stored records of m earlier facts, injected: only the fact itself is computed.
                         how: ``nearest``, the most similar ones (the default), or ``previous``, the latest ones,

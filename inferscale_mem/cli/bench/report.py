@@ -105,7 +105,7 @@ def write_pictures(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5 + 0.12 * len(lines)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5 + 0.2 * len(lines)), layout="constrained")
     for (name, points), style in zip(
         lines.items(), itertools.cycle(("o-", "s--", "^-", "v--", "D-", "x--")), strict=False
     ):

@@ -83,7 +83,7 @@ def _lines(every: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in every:
         if row["kl_mean"] > 0:
-            tail = f", last {row['text_tail']} as text" if row["text_tail"] else ""
+            tail = f", text tail {row['text_tail']}" if row["text_tail"] else ""
             line = lines.setdefault(f"{row['policy']}{tail} (n={row['n']})", [])
             line.append((row["facts"] or row["k"], row["kl_mean"]))
     return lines
