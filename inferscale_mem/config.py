@@ -20,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from inferscale_mem.errors import ConfigError
 
@@ -105,13 +105,13 @@ class EngineConfig:
             raise ConfigError(
                 "engine.api_key holds characters that no HTTP header may have; is there a line break at its end?"
             )
-        _check_kind("engine.timeout", None if isinstance(self.timeout, bool) else self.timeout, int | float, "seconds")
+        _check_kind("engine.timeout", self.timeout, int | float, "seconds")
         _check_kind("engine.retries", self.retries, int, "a whole number")
         if self.base_url is None:
             if self.kind == "server":
                 raise ConfigError("engine.kind='server' needs engine.base_url, e.g. 'http://localhost:8000/v1'.")
             return
-        if not re.match(r"https?://[^/?#\s]", self.base_url):
+        if not is_http_url(self.base_url):
             raise ConfigError(f"engine.base_url={self.base_url!r} must be like http://host:8000/v1, or with https://.")
         if not self.timeout > 0 or self.retries < 0:
             raise ConfigError("engine.timeout must be more than 0, engine.retries 0 or more.")
@@ -264,8 +264,18 @@ def _build(kind: type[Any], settings: Mapping[str, Any], prefix: str) -> Any:
     return kind(**{name: value for name, value in settings.items() if value is not None})
 
 
+def is_http_url(text: str) -> bool:
+    """Whether a text is a URL with a host."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _check_kind(name: str, value: object, kind: Any, words: str, *, show: bool = True) -> None:
-    if not isinstance(value, kind):
+    is_switch = isinstance(value, bool)  # which Python takes for a number
+    if not isinstance(value, kind) or (is_switch and bool not in (kind, *get_args(kind))):
         given = f"{name}={value!r}" if show else name
         raise ConfigError(f"{given} must be {words}, not {type(value).__name__}.")
 

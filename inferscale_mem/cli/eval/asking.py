@@ -199,10 +199,12 @@ class Asker:
             conditions = [condition for at, condition in missing if at == k]
             if conditions:
                 handles = self._memories.search(question.text, k)
-                if (tail := max(condition.text_tail for condition in conditions)) >= len(handles):
-                    raise InputError(f"Only {len(handles)} facts were found, and a text tail of {tail} injects none.")
                 evidence = self._memories.evidence(handles)
-                text = _plain(self._memories.plan(ALONE, message, handles, 0))
+                alone = self._memories.plan(ALONE, message, handles, 0)
+                served = len(alone.facts)  # what says the same word for word is served once
+                if (tail := max(condition.text_tail for condition in conditions)) >= served:
+                    raise InputError(f"Only {served} facts were found, and a text tail of {tail} injects none.")
+                text = _plain(alone)
                 reference = None if Condition(TEXT) in conditions else self._score(Condition(TEXT), text, gold)
                 for condition in conditions:  # TEXT comes first
                     plan = self._plan(condition, message, handles, text)
@@ -216,7 +218,7 @@ class Asker:
                         "k": k,
                         "policy": condition.policy,
                         "text_tail": condition.text_tail,
-                        "facts": 0 if condition.policy == NONE else len(handles),
+                        "facts": 0 if condition.policy == NONE else served,
                         "recall": None if condition.policy == NONE else recall(question.evidence, evidence),
                         "prompt_tokens": len(plan.token_ids),
                         "gold_tokens": len(gold),

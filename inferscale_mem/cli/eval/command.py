@@ -11,7 +11,6 @@ import re
 import secrets
 import sys
 import time
-import urllib.parse
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from inferscale_mem.cli.bench.report import check_pictures, machine, progress
 from inferscale_mem.cli.eval.judge import Judge, judge_all
 from inferscale_mem.cli.eval.locomo import CATEGORIES, DATES, Conversation, read, spread
 from inferscale_mem.cli.eval.log import Log
-from inferscale_mem.config import RECORD_DTYPES, EncodingConfig, InferScaleConfig
+from inferscale_mem.config import RECORD_DTYPES, EncodingConfig, InferScaleConfig, is_http_url
 from inferscale_mem.encoding import parse_policy
 from inferscale_mem.engines import open_engine
 from inferscale_mem.errors import ConfigError, InputError
@@ -252,17 +251,9 @@ def _judge(args: argparse.Namespace) -> Judge | None:
         raise InputError(f"--judge-key-file {args.judge_key_file} cannot be read: {why}.") from error
     if not (key.isascii() and (key.isprintable() or not key)) or " " in key:
         raise InputError(f"--judge-key-file {args.judge_key_file} must hold a key and nothing else, on one line.")
-    if not _is_url(args.judge_url):
+    if not is_http_url(args.judge_url):
         raise InputError(f"--judge-url {args.judge_url!r} must be like http://host:8000/v1, or with https://.")
     return Judge(args.judge_url, args.judge_model, key)
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _numbers(text: str) -> tuple[int, ...]:
