@@ -51,6 +51,8 @@ class EngineConfig:
         kv_cache_bytes: paged cache; None lets the engine decide from free memory (on CPU: 1 GiB).
         record_bytes: slab for records, per rank.
         record_dtype: how records are stored: "auto" as in the paged cache, "int8" in about half of bfloat16's room.
+        preamble: file that ``inferscale-mem train`` made for this model: facts are encoded behind it. None: behind the
+            prompt's header.
         block_size: tokens per block of the paged cache; None takes the engine's default.
         enforce_eager: skip compilation: starts faster, runs slower. None: eager on CPU, compiled on a GPU.
         prefix_caching: the engine's own cache of plain prefixes.
@@ -71,6 +73,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     record_bytes: int = 1024 * MEGABYTE
     record_dtype: str = AUTO
+    preamble: str | None = None
     block_size: int | None = None
     enforce_eager: bool | None = None
     prefix_caching: bool = True
@@ -91,6 +94,7 @@ class EngineConfig:
             _check_kind(f"engine.{name}", getattr(self, name), bool, "True or False")
         _check_kind("engine.enforce_eager", self.enforce_eager, bool | None, "True, False or None")
         _check_kind("engine.dtype", self.dtype, str, "text")
+        _check_kind("engine.preamble", self.preamble, str | None, "the path of a file")
         if self.record_dtype not in RECORD_DTYPES:
             raise ConfigError(f"engine.record_dtype={self.record_dtype!r} is not known; use 'auto' or 'int8'.")
         if not isinstance(self.extra, tuple) or any(
@@ -115,6 +119,8 @@ class EngineConfig:
             raise ConfigError(f"engine.base_url={self.base_url!r} must be like http://host:8000/v1, or with https://.")
         if not self.timeout > 0 or self.retries < 0:
             raise ConfigError("engine.timeout must be more than 0, engine.retries 0 or more.")
+        if self.preamble is not None:
+            raise ConfigError("A preamble is the server's: start it with `inferscale-mem serve --preamble FILE`.")
         if self.kind == "transformers":
             raise ConfigError("engine.kind='transformers' runs in this process; leave out engine.base_url.")
         object.__setattr__(self, "kind", "server")

@@ -110,6 +110,7 @@ def encode_plan(
     *,
     max_tokens: int | None = None,
     is_ready: Callable[[str], bool] | None = None,
+    preamble: Segment | None = None,
 ) -> EncodePlan:
     """The encode request of one fact: header, context (most telling last), the fact, whose span is kept.
 
@@ -123,13 +124,14 @@ def encode_plan(
         max_tokens: the engine's limit for prompts; context that does not fit is left out, the least telling first.
         is_ready: whether a record can be injected now. If given, context without one goes behind the others, since
             the engine has to prefill whatever follows it.
+        preamble: stands in the header's place.
 
     Raises:
         FactError: header and fact alone do not fit.
         ChatTemplateError: the model has no usable chat template.
     """
     own = planner.fact_segment(fact.text, handle)
-    header = [] if policy.kind == "alone" else [planner.default_header()]
+    header = [] if policy.kind == "alone" else [preamble or planner.default_header()]
     room = None if max_tokens is None else max_tokens - sum(len(segment.token_ids) for segment in [*header, own])
     if room is not None and room < 0:
         raise FactError(

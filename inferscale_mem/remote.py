@@ -21,7 +21,7 @@ from typing import Any
 from inferscale_mem import errors
 from inferscale_mem.errors import EngineError, InferScaleError, InputError
 from inferscale_mem.json_limits import check_json
-from inferscale_mem.types import Chunk, EngineInfo, Fact, Sampling, Scope
+from inferscale_mem.types import Chunk, EngineInfo, Fact, Sampling, Scope, Segment
 
 VERSION = 1
 PREFIX = "/inferscale/v1"
@@ -72,10 +72,15 @@ class ServerInfo:
                     f"The server speaks version {given['v']} of the memory protocol, this package {VERSION}; "
                     "install the same release of inferscale-mem on both sides."
                 )
-            engine = EngineInfo(**given["engine"])
+            said = given["engine"]
+            engine = EngineInfo(**{**said, "preamble": _segment(said.get("preamble"))})
             return cls(engine, int(given["vocab_size"]), str(given["tokenizer"]), str(given["proof"]))
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"The server's description of itself cannot be read: {error}") from error
+
+
+def _segment(given: Any) -> Segment | None:
+    return None if given is None else Segment(**{**given, "token_ids": tuple(given["token_ids"])})
 
 
 def prove(key: bytes, nonce: str) -> str:

@@ -295,6 +295,8 @@ class EngineInfo:
         version: engine and its version, e.g. "vllm 0.32.0".
         device: what it runs on, as the system calls it.
         record_dtype: in which records are stored; see ``EngineConfig``.
+        preamble: what facts are encoded behind in place of the header, its record being there from the start; None:
+            behind the header itself.
     """
 
     model: str
@@ -309,6 +311,7 @@ class EngineInfo:
     version: str
     device: str = "cpu"
     record_dtype: str = AUTO
+    preamble: Segment | None = None
 
 
 @dataclass(frozen=True)

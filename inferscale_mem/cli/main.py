@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": ("inferscale_mem.cli.chat", "talk to a model that remembers you"),
     "serve": ("inferscale_mem.cli.serve", "serve a model with memory, for any OpenAI client"),
     "bench": ("inferscale_mem.cli.bench", "measure what injected memory gains on this machine"),
+    "train": ("inferscale_mem.cli.train", "bring injected answers nearer to those of plain text, for this model"),
     "eval": ("inferscale_mem.cli.eval", "measure how near injected answers come to those of plain text"),
 }
 """Subcommand -> the module with its ``add_arguments(parser)`` and ``run(args) -> int``, and what it does. Modules are

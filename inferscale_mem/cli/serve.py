@@ -21,7 +21,7 @@ from inferscale_mem.errors import ConfigError, MissingDependencyError, PortInUse
 from inferscale_mem.models import resolve_model
 
 HOST, PORT = "127.0.0.1", 8000
-_WITH_VALUE = ("--record-bytes", "--record-dtype")
+_WITH_VALUE = ("--record-bytes", "--record-dtype", "--preamble")
 _ALONE = ("--no-self-test", "-h", "--help")
 
 
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=RECORD_DTYPES,
         default=default.record_dtype,
         help=f"of records: as in the KV cache (auto), or in less room (default: {default.record_dtype})",
+    )
+    parser.add_argument(
+        "--preamble", metavar="FILE", help="encode facts behind this one, made by `inferscale-mem train`"
     )
     parser.add_argument("--no-self-test", action="store_true", help="do not check at start that injection is exact")
 
@@ -88,6 +91,7 @@ def _serve(args: argparse.Namespace, options: Sequence[str], config: InferScaleC
         config,
         record_bytes=args.record_bytes,
         record_dtype=args.record_dtype,
+        preamble=args.preamble,
         self_test=not args.no_self_test,
     )
     return code

@@ -34,6 +34,7 @@ from inferscale_mem.engines.requests import Injection
 from inferscale_mem.errors import BudgetError, ConfigError, EngineClosedError, EngineError, InferScaleError, InputError
 from inferscale_mem.handles import verify_tag
 from inferscale_mem.kv.directory import Directory, Record
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.kv.slab import PAGE_SIZE
 from inferscale_mem.tokenizer import HFChatTokenizer, load_tokenizer
 from inferscale_mem.types import (
@@ -59,8 +60,9 @@ class TransformersEngine(EngineBase):
 
     Args:
         model: local path or Hugging Face id.
-        config: ``max_model_len``, ``dtype``, ``record_bytes``, ``record_dtype``, ``connector``, ``self_test`` and
-            ``max_batched_tokens`` are heeded; the rest is about vLLM's scheduler and paged cache, which are not here.
+        config: ``max_model_len``, ``dtype``, ``record_bytes``, ``record_dtype``, ``preamble``, ``connector``,
+            ``self_test`` and ``max_batched_tokens`` are heeded; the rest is about vLLM's scheduler and paged cache,
+            which are not here.
         key: signs handles; tags are checked with it when a fact is encoded. None: tags are not checked by the engine.
 
     Raises:
@@ -79,6 +81,9 @@ class TransformersEngine(EngineBase):
         self._prefill_tokens = config.max_batched_tokens or PREFILL_TOKENS
         self._end_tokens = self._model.end_tokens(self._tokenizer.eos_token_id)
         self._guides = Guides(self._tokenizer.hf, self._model.vocab_size, self._end_tokens)
+        self._preamble = Preamble.open(config.preamble) if config.preamble and config.connector else None
+        if self._preamble is not None:
+            self._preamble.check(self._tokenizer.digest)
         self._info = self._describe(config, key)
         if config.connector and config.self_test:
             run_self_test(self._model, config.record_dtype)
@@ -89,9 +94,11 @@ class TransformersEngine(EngineBase):
     def _describe(self, config: EngineConfig, key: bytes | None) -> EngineInfo:
         model, dtype = self._model, str(self._model.dtype).removeprefix("torch.")
         kept = () if config.record_dtype == AUTO else (config.record_dtype,)
+        preamble = self._preamble.segment if self._preamble else None
+        behind = (str(preamble.record),) if preamble else ()
         return EngineInfo(
             model=model.path,
-            fingerprint=fingerprint(model.path, "transformers", dtype, str(model.max_model_len), *kept),
+            fingerprint=fingerprint(model.path, "transformers", dtype, str(model.max_model_len), *kept, *behind),
             max_model_len=model.max_model_len,
             block_size=1,
             dtype=dtype,
@@ -101,6 +108,7 @@ class TransformersEngine(EngineBase):
             verifies_handles=config.connector and key is not None,
             version=f"transformers {transformers.__version__}",
             record_dtype=config.record_dtype,
+            preamble=preamble,
         )
 
     def _allocate(self, key: bytes | None) -> tuple[Directory, RecordBytes]:
@@ -108,12 +116,22 @@ class TransformersEngine(EngineBase):
         pages = self._info.record_bytes // page_bytes if page_bytes else 0
         verify = functools.partial(verify_tag, key) if key is not None else None
         data = RecordBytes(self._model.layers, pages, self._model.dtype, self._model.device, self._info.record_dtype)
-        return Directory(pages, PAGE_SIZE, page_bytes, verify), data
+        directory = Directory(pages, PAGE_SIZE, page_bytes, verify)
+        if self._preamble is not None:
+            segment = self._preamble.segment
+            data.install(self._preamble.load([(s.num_kv_heads, s.head_size) for s in self._model.layers]))
+            directory.install(str(segment.record), segment.token_ids)
+        return directory, data
 
     @property
     def info(self) -> EngineInfo:
         """See protocols.Engine."""
         return self._info
+
+    @property
+    def model(self) -> HFModel:
+        """What it runs; not to be used while the engine works."""
+        return self._model
 
     @property
     def tokenizer(self) -> HFChatTokenizer:

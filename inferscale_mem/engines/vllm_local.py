@@ -15,6 +15,7 @@ from inferscale_mem.engines.self_test import run_self_test
 from inferscale_mem.engines.vllm_requests import engine_info, read_outputs, sampling_params
 from inferscale_mem.engines.vllm_start import start_vllm
 from inferscale_mem.errors import EngineClosedError, EngineError, UnsupportedModelError
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.tokenizer import HFChatTokenizer
 from inferscale_mem.types import Sampling
 
@@ -49,6 +50,8 @@ class VllmEngine(RequestEngine):
     async def _start(self, model: str, config: EngineConfig, key: bytes | None) -> None:
         self._backend, vllm_config = start_vllm(model, config, key)
         self._tokenizer = HFChatTokenizer(self._backend.tokenizer)
+        if config.preamble and config.connector:
+            Preamble.open(config.preamble).check(self._tokenizer.digest)
         self._defaults = vllm_config.model_config.get_diff_sampling_param()
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         status = await self._requests.ask(wire.status_params()) if config.connector else None

@@ -22,7 +22,7 @@ from inferscale_mem.config import AUTO
 from inferscale_mem.engines.over_requests import Output
 from inferscale_mem.engines.vllm_schema import guided
 from inferscale_mem.errors import InputError
-from inferscale_mem.types import Chunk, EngineInfo, Sampling
+from inferscale_mem.types import Chunk, EngineInfo, Sampling, Segment
 
 SAMPLING_NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
@@ -120,6 +120,9 @@ def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] |
     record_dtype = status["record_dtype"] if status else AUTO
     if record_dtype != AUTO:
         identity["records"] = record_dtype
+    preamble = status["preamble"] if status else None
+    if preamble is not None:
+        identity["preamble"] = preamble
     return EngineInfo(
         model=model,
         fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16],
@@ -133,6 +136,7 @@ def engine_info(model: str, vllm_config: VllmConfig, status: Mapping[str, Any] |
         version=f"vllm {vllm_version}",
         device=current_platform.get_device_name() or current_platform.device_type,
         record_dtype=record_dtype,
+        preamble=Segment("header", tuple(preamble[1]), preamble[0]) if preamble else None,
     )
 
 

@@ -26,6 +26,7 @@ def serve(
     *,
     record_bytes: int,
     record_dtype: str,
+    preamble: str | None = None,
     self_test: bool = True,
 ) -> int:
     """Serve until somebody stops it; returns the exit code.
@@ -36,10 +37,13 @@ def serve(
         config: names the handle key.
         record_bytes: budget for records, per rank.
         record_dtype: in which they are stored.
+        preamble: file of a trained one.
         self_test: check at start that injection is exact.
     """
     with _key_file(config) as key_file:
-        transfer = connector_config(record_bytes, record_dtype, key_file, self_test=self_test, end_with_parent=True)
+        transfer = connector_config(
+            record_bytes, record_dtype, preamble, key_file, self_test=self_test, end_with_parent=True
+        )
         arguments = ["--model", model, *server_options(model, transfer, options), *options]
         before = sys.argv
         sys.argv = ["inferscale-mem serve", *arguments]

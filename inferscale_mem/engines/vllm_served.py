@@ -24,6 +24,7 @@ from inferscale_mem.engines.serve_options import CONNECTOR, NO_CONNECTOR, ONE_PR
 from inferscale_mem.engines.vllm_requests import engine_info, read_outputs, sampling_params
 from inferscale_mem.errors import ConfigError, EngineError, UnsupportedModelError
 from inferscale_mem.kv.connector import read_key
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.tokenizer import HFChatTokenizer, load_tokenizer
 from inferscale_mem.types import EncodePlan, EncodeReport, EngineInfo, Sampling
 
@@ -107,6 +108,8 @@ class ServedEngine:
             raise UnsupportedModelError(model, status["unsupported"])
         self.info = engine_info(model, self._vllm_config, status)
         extra = self._vllm_config.kv_transfer_config.kv_connector_extra_config
+        if extra.get("preamble"):
+            Preamble.open(extra["preamble"]).check(self.tokenizer.digest)
         if extra.get("self_test", True):
             most = self._vllm_config.model_config.max_logprobs
             top = TOP if most < 0 else min(TOP, most)

@@ -22,6 +22,7 @@ from inferscale_mem.engines.serve_options import CONNECTOR
 from inferscale_mem.engines.vllm_backends import Backend, BesideBackend, InProcessBackend
 from inferscale_mem.errors import EngineError, ModelError, UnsupportedModelError
 from inferscale_mem.kv.connector.layers import unsupported_config
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.models.loading import LOADING
 
 CPU_KV_CACHE_BYTES = 1 << 30
@@ -37,6 +38,7 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
     Raises:
         ModelError: the model cannot be found or read.
         UnsupportedModelError: its configuration already shows that its KV cannot be stored and moved.
+        ConfigError: the preamble was trained for another model.
         EngineError: vLLM does not start.
     """
     with temporary_key_file(key) as key_file, _children_without_main(), _without_llvmlite():
@@ -46,6 +48,11 @@ def start_vllm(model: str, config: EngineConfig, key: bytes | None) -> tuple[Bac
             vllm_config = _vllm_config(model, _engine_args(model, config, key_file))
         if config.connector and (reasons := unsupported_config(vllm_config)):
             raise UnsupportedModelError(model, reasons)
+        if config.connector and config.preamble is not None:
+            # What the core's worker finds wrong, which looks at heads, too, is only to be read in its log.
+            layers = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
+            if (preamble := Preamble.open(config.preamble)).layers != layers:
+                raise preamble.other_model()
         with vllm_multiprocessing(config.multiprocess):
             return _start_backend(config, vllm_config), vllm_config
 
@@ -81,16 +88,30 @@ def _engine_args(model: str, config: EngineConfig, key_file: str | None) -> Asyn
     }
     if config.connector:
         given["kv_transfer_config"] = KVTransferConfig(
-            **connector_config(config.record_bytes, config.record_dtype, key_file, end_with_parent=config.multiprocess)
+            **connector_config(
+                config.record_bytes,
+                config.record_dtype,
+                config.preamble,
+                key_file,
+                end_with_parent=config.multiprocess,
+            )
         )
     given.update(config.extra)
     return AsyncEngineArgs(**{name: value for name, value in given.items() if value is not None})
 
 
-def connector_config(record_bytes: int, record_dtype: str, key_file: str | None, **more: Any) -> dict[str, Any]:
-    """vLLM's ``kv_transfer_config`` with our connector; ``more`` are further settings of the connector."""
+def connector_config(
+    record_bytes: int, record_dtype: str, preamble: str | None, key_file: str | None, **more: Any
+) -> dict[str, Any]:
+    """vLLM's ``kv_transfer_config`` with our connector; ``more`` are further settings of the connector.
+
+    Raises:
+        ConfigError: the preamble is no such file.
+    """
+    if preamble is not None:
+        preamble = Preamble.open(preamble).path  # the core, which opens it again, could not tell what is wrong
     keys = {"handle_key_file": key_file, "unsigned_orders": key_file is None}
-    settings = {"record_bytes": record_bytes, "record_dtype": record_dtype, **keys}
+    settings = {"record_bytes": record_bytes, "record_dtype": record_dtype, "preamble": preamble, **keys}
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": "inferscale_mem.kv.connector",

@@ -26,6 +26,12 @@ BEHIND = "behind a segment that has to be prefilled"
 LAST = "the last token of a prompt is always computed"
 DROPPED = "dropped while it was being encoded"
 
+
+def first_pages(tokens: int) -> tuple[int, ...]:
+    """Where an empty directory puts a record of so many tokens."""
+    return tuple(range(-(-tokens // PAGE_SIZE)))
+
+
 Verify = Callable[[str, str, Scope], bool]
 """(handle, store, scope) -> whether the handle's tag is right."""
 
@@ -201,6 +207,22 @@ class Directory:
         record.ready = True
         self._ready[record.name] = record
         self.counters["encoded"] += 1
+
+    def install(self, name: str, token_ids: Sequence[int]) -> Record:
+        """A record that is there from the start and stays, whatever else has no room; everybody may use it.
+
+        It lies in ``first_pages``: workers put it there before anybody asks.
+
+        Raises:
+            BudgetError: it does not fit.
+        """
+        assert not self._ready and not self._pending, "it is installed before anything else"
+        record = self.reserve(name, token_ids, None, None, "")
+        self._pending.pop(record.generation)
+        record.ready = True
+        self._ready[name] = record
+        self.pin([record])
+        return record
 
     def abandon(self, generation: int) -> None:
         """Give up on a record that is still being encoded."""

@@ -116,6 +116,11 @@ class Slab:
         keep(self.keys[layer], rows, keys)
         keep(self.values[layer], rows, values)
 
+    def install(self, layer: int, pages: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store a record that came from elsewhere: ``write`` of any float dtype, from any device."""
+        rows = torch.from_numpy(token_rows(pages, 0, len(keys))).to(self.device)
+        self.write(layer, rows, *(part.to(self.device, self.row_dtype) for part in (keys, values)))
+
 
 class Scratch:
     """Room for rows of one layer, kept between steps: fresh memory costs more than what is copied into it.

@@ -100,6 +100,7 @@ class FactEncoder:
         fact = self._index.get(job.fact_id) if job.fact_id else self._index.by_handle_id(split(job.handle)[0])
         if fact is None or self._signer.mint(fact) != job.handle:
             return None
+        preamble = self._engine.info.preamble
         plan = encode_plan(
             self._policy,
             fact,
@@ -109,15 +110,19 @@ class FactEncoder:
             self._signer.mint,
             max_tokens=self._engine.info.max_model_len - 1,  # An encode request makes one token, which is not kept.
             is_ready=is_ready,
+            preamble=preamble,
         )
         for segment in plan.segments:
-            if segment.kind == "header":
+            if segment.kind == "header" and segment is not preamble:
                 self._headers.ensure(segment)
         began = time.perf_counter()
         report = self._engine.encode(_unread(plan))
         seconds = time.perf_counter() - began
         record = self._planner.record_id(job.handle)
         refused = None if record in report.encoded else report.refused.get(record, "the engine did not keep it")
+        if refused is None and preamble in plan.segments and preamble.record not in report.based_on:
+            self._engine.drop([job.handle])  # it stands on the header's own tokens, computed in the preamble's place
+            refused = "the engine has lost the preamble; start it again"
         # Context that was prefilled as text has been seen no less than context that was injected.
         context = frozenset(s.handle for s in plan.segments if s.handle is not None and s.handle != job.handle)
         return Outcome(refused, context, made_at(fact), report.tokens_prefilled, report.tokens_injected, seconds)

@@ -54,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, required=True, metavar="FILE", help="LoCoMo's file, e.g. locomo10.json")
     add("--policy", action="append", metavar="P", help="encoding policy; may be given again (default: the product's)")
-    add("--text-tail", type=_numbers, default=(0,), metavar="N,…", help="leave so many facts to prefill (0)")
-    add("--k", type=_numbers, default=(10, 50), metavar="N,…", help="facts searched for (10,50)")
+    add("--text-tail", type=numbers, default=(0,), metavar="N,…", help="leave so many facts to prefill (0)")
+    add("--k", type=numbers, default=(10, 50), metavar="N,…", help="facts searched for (10,50)")
     add("--questions", type=int, metavar="N", help="of each conversation, evenly spread (all)")
     add("--conversations", metavar="ID,…", help="only these (all)")
-    add("--categories", type=_numbers, default=tuple(CATEGORIES), metavar="N,…", help="of questions (1,2,3,4)")
+    add("--categories", type=numbers, default=tuple(CATEGORIES), metavar="N,…", help="of questions (1,2,3,4)")
     add("--dates", choices=DATES, default="behind", help="where a fact's text gets its session's date (behind)")
     add("--facts", choices=("observations", "extracted"), default="observations", help="the data set's, or by the LLM")
     add("--mem0-config", type=Path, metavar="FILE", help="Mem0's configuration, JSON: llm and embedder")
@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--record-dtype", choices=RECORD_DTYPES, default="auto", help="how records are stored: as the KV cache, or less"
     )
+    add("--preamble", metavar="FILE", help="encode facts behind this one, of `inferscale-mem train`")
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (the model's)")
     add("--record-gb", type=float, default=4.0, help="budget for records of one conversation, all policies (4)")
     add("--at-once", type=int, default=1, metavar="N", help="questions under way at a time; times mean less then (1)")
@@ -182,6 +183,7 @@ def _settings(args: argparse.Namespace) -> InferScaleConfig:
     engine = {
         "dtype": args.dtype,
         "record_dtype": args.record_dtype,
+        "preamble": args.preamble,
         "record_bytes": int(args.record_gb * 1e9),
         "max_model_len": args.max_model_len,
     }
@@ -205,6 +207,7 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
         engine,
         how=HOW,
         max_model_len=engine.info.max_model_len,
+        preamble=engine.info.preamble.record if engine.info.preamble else None,
         fingerprint=engine.info.fingerprint,
         data=args.data.name,
         data_sha256=digest,
@@ -222,7 +225,8 @@ def _meta(engine: Engine, args: argparse.Namespace, asked: Asked, digest: str) -
 
 def _made_with(meta: dict[str, Any]) -> dict[str, Any]:
     """What must not change between lines of one log."""
-    engine = ("model", "device", "engine", "dtype", "record_dtype", "max_model_len", "fingerprint")  # the telling first
+    # The telling first.
+    engine = ("model", "device", "engine", "dtype", "record_dtype", "max_model_len", "fingerprint")
     data = ("data_sha256", "facts", "dates", "mem0_config", "instruction", "max_tokens", "at_once")
     return {name: meta[name] for name in (*engine, *data, "mem0", "keyword_search", "entities")}
 
@@ -256,7 +260,8 @@ def _judge(args: argparse.Namespace) -> Judge | None:
     return Judge(args.judge_url, args.judge_model, key)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """A list of numbers, as an option takes it."""
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:

@@ -45,7 +45,7 @@ class HFModel:
         if config.connector and (reasons := obstacles(self.config, self.max_model_len)):
             raise UnsupportedModelError(path, reasons)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = _load_model(path, _dtype(config.dtype, self.device)).to(self.device).eval()
+        self._model = _load_model(path, _dtype(config.dtype, self.device)).to(self.device).eval().requires_grad_(False)
         self.dtype: torch.dtype = self._model.dtype
         self.vocab_size = int(self._model.get_input_embeddings().num_embeddings)
         if config.connector and self.dtype not in DTYPES.values():
@@ -84,10 +84,14 @@ class HFModel:
     def forward_last(self, ids: Sequence[Sequence[int]], cache: RecordingCache, n: int) -> torch.Tensor:
         """As ``forward``; logits of the last n positions, [B, n, vocab_size] float32 on the CPU."""
         with torch.inference_mode():
-            made = self._model(
-                input_ids=torch.tensor(ids, device=self.device), past_key_values=cache, use_cache=True, logits_to_keep=n
-            )
-            logits: torch.Tensor = made.logits[:, -n:].float().cpu()
+            return self.run(ids, cache, n).float().cpu()
+
+    def run(self, ids: Sequence[Sequence[int]], cache: RecordingCache, n: int) -> torch.Tensor:
+        """As ``forward_last``; logits as the model gives them, and gradients pass through where they are on."""
+        made = self._model(
+            input_ids=torch.tensor(ids, device=self.device), past_key_values=cache, use_cache=True, logits_to_keep=n
+        )
+        logits: torch.Tensor = made.logits[:, -n:]
         return logits
 
     def _probe(self, num_layers: int) -> tuple[LayerShape, ...]:

@@ -9,6 +9,7 @@ import torch
 
 from inferscale_mem.config import AUTO
 from inferscale_mem.engines.hf.cache import RecordingCache
+from inferscale_mem.kv.directory import first_pages
 from inferscale_mem.kv.rope import RopeTable, rotate, unrotate
 from inferscale_mem.kv.slab import PAGE_SIZE, Slab, bytes_per_head, token_rows
 
@@ -69,6 +70,11 @@ class RecordBytes:
         """``store`` for several (pages, start, end)."""
         for pages, start, end in jobs:
             self.store(pages, start, end, cache)
+
+    def install(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Store keys before RoPE, and values, of each layer in the first pages."""
+        for (slab, place), (keys, values) in zip(self._places, layers, strict=True):
+            slab.install(place, first_pages(len(keys)), keys, values)
 
     def inject(self, pages: Sequence[Sequence[int]], lengths: Sequence[int], cache: RecordingCache) -> None:
         """Write records into an empty cache, one after the other from position 0.

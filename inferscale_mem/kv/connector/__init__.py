@@ -28,6 +28,7 @@ from inferscale_mem.kv.connector.metadata import StepMetadata, WorkerReport
 from inferscale_mem.kv.connector.scheduler import SchedulerSide
 from inferscale_mem.kv.connector.worker import WorkerSide
 from inferscale_mem.kv.directory import Directory, Verify
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.kv.slab import PAGE_SIZE
 from inferscale_mem.orphan import end_with_parent
 from inferscale_mem.types import Scope
@@ -44,9 +45,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM's hooks. Settings (``kv_connector_extra_config``):
 
     ``record_bytes``: budget for records, per rank. ``record_dtype``: "auto" (default; as in the paged cache) or "int8",
-    in which records are stored. ``handle_key_file``: file with the hex key that signs handles and
-    orders; it is read once. ``unsigned_orders``: True instead of a key where nobody but the app itself can reach the
-    engine: then every order is obeyed, and handles are only compared with those the records were made with.
+    in which records are stored. ``preamble``: a file, see ``kv/preamble.py``. ``handle_key_file``: file with the hex
+    key that signs handles and orders; it is read once. ``unsigned_orders``: True instead of a key where nobody but the
+    app itself can reach the engine: then every order is obeyed, and handles are only compared with those the records
+    were made with.
     ``on_unsupported``: "raise" (default) or "report" a model whose KV cannot be moved. ``end_with_parent``: True where
     the core runs in a process of its own, so that it ends with the one that started it.
     """
@@ -61,13 +63,18 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         page_bytes = PAGE_SIZE * bytes_per_token(kv_cache_config, self._record_dtype)
         self._num_pages = 0 if reasons else int(extra.get("record_bytes", DEFAULT_RECORD_BYTES)) // page_bytes
         self._supported = not reasons
+        path = None if reasons else extra.get("preamble")
+        self._preamble = Preamble.open(path) if path else None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             key = read_key(extra)
             directory = Directory(self._num_pages, PAGE_SIZE, page_bytes, _verifier(key))
             workers = vllm_config.parallel_config.world_size
-            self._scheduler = SchedulerSide(directory, workers, reasons, key, self._record_dtype)
+            preamble = self._preamble.segment if self._preamble else None
+            if preamble is not None:
+                directory.install(str(preamble.record), preamble.token_ids)
+            self._scheduler = SchedulerSide(directory, workers, reasons, key, self._record_dtype, preamble)
             if extra.get("end_with_parent") is True:
                 end_with_parent()
 
@@ -113,7 +120,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._supported:
             layers = find_layers(self._vllm_config, self._kv_cache_config)
-            self._worker = WorkerSide(layers, self._num_pages, self._record_dtype)
+            self._worker = WorkerSide(layers, self._num_pages, self._record_dtype, self._preamble)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         if self._worker is not None:

@@ -16,7 +16,7 @@ from inferscale_mem.errors import BudgetError, InputError
 from inferscale_mem.handles import may_name
 from inferscale_mem.kv.connector.metadata import Capture, Load, Rows, StepMetadata, WorkerReport
 from inferscale_mem.kv.directory import DROPPED, FORGED, LAST, Directory, Match, Record, Wanted
-from inferscale_mem.types import Miss, Span
+from inferscale_mem.types import Miss, Segment, Span
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -73,6 +73,7 @@ class SchedulerSide:
         unsupported: reasons why this model's KV cannot be moved; if any, every order is answered with them.
         key: orders must be signed with it; None obeys everybody.
         record_dtype: in which workers store records.
+        preamble: its record, if the engine has one, is in the directory.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class SchedulerSide:
         unsupported: Sequence[str],
         key: bytes | None = None,
         record_dtype: str = AUTO,
+        preamble: Segment | None = None,
     ) -> None:
         self.directory = directory
         self._key = key
         self._world_size = world_size
         self._unsupported = tuple(unsupported)
         self._record_dtype = record_dtype
+        self._preamble = preamble
         self._jobs: dict[str, Job] = {}
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._loads: list[Load] = []
@@ -309,6 +312,7 @@ class SchedulerSide:
             "deviations": dict(self._deviations),
             "verifies_handles": self.directory.verify is not None,
             "record_dtype": self._record_dtype,
+            "preamble": [self._preamble.record, list(self._preamble.token_ids)] if self._preamble else None,
         }
 
 

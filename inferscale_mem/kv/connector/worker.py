@@ -14,6 +14,8 @@ from inferscale_mem.kv.connector.metadata import Capture, StepMetadata, WorkerRe
 from inferscale_mem.kv.connector.reading import Reader, make_readers
 from inferscale_mem.kv.connector.tokens import StepTokens
 from inferscale_mem.kv.connector.writing import Writer, make_writers
+from inferscale_mem.kv.directory import first_pages
+from inferscale_mem.kv.preamble import Preamble
 from inferscale_mem.kv.rope import unrotate
 from inferscale_mem.kv.rope_probe import deviation
 from inferscale_mem.kv.slab import Slab
@@ -36,10 +38,22 @@ class WorkerSide:
         layers: from ``find_layers``.
         num_pages: of the slab; the scheduler side's directory counts the same.
         record_dtype: in which the slab stores records.
+        preamble: is stored in the first pages.
+
+    Raises:
+        ConfigError: the preamble was trained for another model.
     """
 
-    def __init__(self, layers: Sequence[CachedLayer], num_pages: int, record_dtype: str = AUTO) -> None:
+    def __init__(
+        self,
+        layers: Sequence[CachedLayer],
+        num_pages: int,
+        record_dtype: str = AUTO,
+        preamble: Preamble | None = None,
+    ) -> None:
         self._families = [_family(group, num_pages, record_dtype) for group in _by_shape(layers)]
+        if preamble is not None:
+            self._install(preamble, layers)
         self._report = WorkerReport()
         self._probed: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
@@ -70,6 +84,14 @@ class WorkerSide:
         """What was finished since the last call."""
         report, self._report = self._report, WorkerReport(Counter())
         return report if report.done else None
+
+    def _install(self, preamble: Preamble, layers: Sequence[CachedLayer]) -> None:
+        loaded = preamble.load([(layer.num_kv_heads, layer.head_size) for layer in layers])
+        of = {layer.name: parts for layer, parts in zip(layers, loaded, strict=True)}
+        pages = first_pages(len(preamble.segment.token_ids))
+        for family in self._families:
+            for place, layer in enumerate(family.layers):
+                family.slab.install(place, pages, *of[layer.name])
 
     def _capture(self, family: Family, capture: Capture) -> None:
         tokens = StepTokens([((capture.rows,), capture.block_table)])
