@@ -151,7 +151,7 @@ def test_adapters_and_engines_meet_through_protocols_only() -> None:
         (
             "torch",
             r"kv(\..*)?|kernels(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.(embed\w*|vectors)"
-            r"|cli\.bench\.\w*kernel\w*",
+            r"|cli\.bench\.\w*kernel\w*|cli\.train\.training",
         ),
         ("transformers", r"kv(\..*)?|engines(\..*)?|models\.bundled|adapters\.mem0\.embed\w*"),
     ],
