@@ -70,6 +70,7 @@ class TransformersEngine(EngineBase):
         ModelError: the model cannot be found or read.
         UnsupportedModelError: its KV cannot be stored and moved; the reasons are listed.
         SelfTestError: injected answers differ from plain ones.
+        BudgetError: the preamble does not fit.
     """
 
     def __init__(self, model: str, config: EngineConfig | None = None, key: bytes | None = None) -> None:
@@ -119,8 +120,8 @@ class TransformersEngine(EngineBase):
         directory = Directory(pages, PAGE_SIZE, page_bytes, verify)
         if self._preamble is not None:
             segment = self._preamble.segment
-            data.install(self._preamble.load([(s.num_kv_heads, s.head_size) for s in self._model.layers]))
             directory.install(str(segment.record), segment.token_ids)
+            data.install(self._preamble.load([(s.num_kv_heads, s.head_size) for s in self._model.layers]))
         return directory, data
 
     @property

@@ -15,7 +15,7 @@ from small_index import SmallIndex
 
 from inferscale_mem.config import EncodingConfig, EngineConfig
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
-from inferscale_mem.errors import ConfigError
+from inferscale_mem.errors import BudgetError, ConfigError
 from inferscale_mem.handles import HandleSigner
 from inferscale_mem.protocols import Engine
 from inferscale_mem.remote import ServerInfo
@@ -133,6 +133,12 @@ def test_a_fact_is_not_encoded_behind_a_header_instead(open_engine: Open, llama:
         assert engine.status().records == 0
     finally:
         service.close()
+
+
+def test_no_room_for_it(llama: str, tmp_path: Path) -> None:
+    file = preamble_helpers.save(llama, tmp_path / "p")
+    with pytest.raises(BudgetError):
+        TransformersEngine(llama, EngineConfig(kind="transformers", record_bytes=1, preamble=file), KEY)
 
 
 def test_of_another_model_or_template_is_refused_at_start(open_engine: Open, tmp_path: Path) -> None:
