@@ -10,6 +10,7 @@ from inferscale_mem.cli.eval.memories import ALONE, Memories, Say, Source, opene
 from inferscale_mem.config import InferScaleConfig
 from inferscale_mem.encoding import Policy, encode_plan
 from inferscale_mem.engines.transformers_embedded import TransformersEngine
+from inferscale_mem.errors import InputError
 from inferscale_mem.recording.jobs import oldest_first
 
 MOST_ANSWER_TOKENS = 24
@@ -79,6 +80,9 @@ def read_lessons(
         settings: see ``eval.memories.opened``.
         instruction: stands behind each question.
         say: is told what is being done.
+
+    Raises:
+        InputError: a right answer has no tokens.
     """
     facts: list[Fact] = []
     by_k: dict[int, list[Lesson]] = {k: [] for k in ks}
@@ -87,6 +91,8 @@ def read_lessons(
             numbers = _facts(memories, policy, facts)
             for question in conversation.questions:
                 answer = engine.tokenizer.encode(question.answer, literal=True)[:MOST_ANSWER_TOKENS]
+                if not answer:
+                    raise InputError(f"{conversation.id}: the right answer {question.answer!r} has no tokens.")
                 for k in ks:
                     handles = memories.search(question.text, k)
                     plan = memories.plan(ALONE, f"{question.text} {instruction}".strip(), handles, 0)
