@@ -218,6 +218,7 @@ class Directory:
         """
         assert not self._ready and not self._pending, "it is installed before anything else"
         record = self.reserve(name, token_ids, None, None, "")
+        assert record.pages == first_pages(len(token_ids))
         self._pending.pop(record.generation)
         record.ready = True
         self._ready[name] = record

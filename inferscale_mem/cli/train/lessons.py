@@ -70,7 +70,7 @@ def read_lessons(
     instruction: str,
     say: Say,
 ) -> Lessons:
-    """Make a memory of each conversation, and note what its facts and questions are.
+    """Make a memory of each conversation, and note what its facts and questions are. Its records go unused.
 
     Args:
         conversations: theirs are the facts and questions.
